@@ -1,0 +1,343 @@
+"""One frozen object says everything about a run: preset < YAML file < --set KEY=VALUE.
+
+The resolved config is printed, saved in the run folder and enough to run it again.
+An unknown key, a wrong type or an impossible value is an error that names the key and lists what would be valid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from lebm.errors import ConfigError
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A Langevin chain: z <- z + (s^2/2) grad log pi(z) + s e, repeated `steps` times with s = `step_size`."""
+
+    steps: int
+    step_size: float
+
+
+@dataclass(frozen=True)
+class Chains:
+    prior: Chain = Chain(60, 0.4)
+    posterior: Chain = Chain(20, 0.1)
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str = "digits"
+    path: str | None = None  # for name: images — a folder of pictures, a .npy or a .npz file
+    limit: int | None = None  # take only the first so many training rows
+    test_fraction: float = 0.1  # for data without an official test split
+
+
+@dataclass(frozen=True)
+class Prior:
+    kind: Literal["energy", "gaussian"] = "energy"
+    width: int = 200
+    depth: int = 2  # hidden layers
+    activation: Literal["leaky_relu", "gelu", "silu", "tanh"] = "leaky_relu"
+    leak: float = 0.2
+
+
+@dataclass(frozen=True)
+class Generator:
+    kind: Literal["image"] = "image"
+    size: int = 32  # pixels a side
+    channels: int = 3
+    ngf: int = 64
+    base: int = 4  # side of the first feature map
+    widths: tuple[int, ...] | None = None  # channels of the hidden layers in units of ngf; None: the paper's pattern
+    last: Literal["up", "same"] = "up"  # final layer: 4x4 stride 2, or 3x3 stride 1 (CIFAR-10)
+    leak: float = 0.2
+    sigma: float = 0.3
+
+
+@dataclass(frozen=True)
+class Learning:
+    prior_rate: float = 2e-5
+    generator_rate: float = 1e-4
+    betas: tuple[float, float] = (0.5, 0.999)
+    decay: float = 1.0  # both rates are multiplied by this once an epoch
+    clip: float = 0.0  # largest gradient norm, for each of the two networks; 0 is off
+    l2: float = 0.0  # weight of mean f(z_pos)^2 + mean f(z_neg)^2; 0 is off
+    ema: float = 0.0  # decay of the running average of the generator that samples; 0 is off
+
+
+@dataclass(frozen=True)
+class Training:
+    steps: int = 70_000
+    batch: int = 100
+    log_every: int = 50
+    checkpoint_every: int = 1000
+
+
+@dataclass(frozen=True)
+class Config:
+    experiment: str = "digits"
+    seed: int = 1
+    nz: int = 100
+    engine: Literal["auto", "reference"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    data: Data = field(default_factory=Data)
+    prior: Prior = field(default_factory=Prior)
+    generator: Generator = field(default_factory=Generator)
+    chains: Chains = field(default_factory=Chains)
+    learning: Learning = field(default_factory=Learning)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        if self.prior.kind == "gaussian" and self.chains.prior.steps:
+            # N(0, I) is drawn exactly; an unadjusted chain would only spoil it.
+            object.__setattr__(self, "chains", dataclasses.replace(self.chains, prior=dataclasses.replace(self.chains.prior, steps=0)))
+        _check_values(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return cast(dict[str, Any], _plain(dataclasses.asdict(self)))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+    def with_values(self, **values: Any) -> Config:
+        """A copy with dotted keys replaced: config.with_values(**{"training.steps": 10})."""
+        return from_dict(merge(self.to_dict(), expand(values)))
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def preset_names() -> list[str]:
+    folder = resources.files("lebm") / "presets"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+
+
+def resolve(source: str | Path | Mapping[str, Any] | Config, settings: Iterable[str] = ()) -> Config:
+    """A Config from a preset's name, a YAML file, a run folder or a mapping, with KEY=VALUE settings on top."""
+    if isinstance(source, Config):
+        values: Mapping[str, Any] = source.to_dict()
+    elif isinstance(source, Mapping):
+        values = _with_base(expand(source), where="the configuration")
+    else:
+        values = _with_base(_read_source(source), where=str(source))
+    for setting in settings:
+        values = merge(values, _parse_setting(setting))
+    return from_dict(values)
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    return cast(Config, _build(Config, values, ""))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings laid over each other; what is not a mapping is replaced whole."""
+    out = dict(base)
+    for key, value in over.items():
+        mine = out.get(key)
+        out[key] = merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def expand(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"training.steps": 3} -> {"training": {"steps": 3}}."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"the key {key!r} of the configuration is not text; keys are names such as training.steps")
+        nested: Any = expand(value) if isinstance(value, Mapping) else value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        out = merge(out, nested)
+    return out
+
+
+def _parse_setting(setting: str) -> dict[str, Any]:
+    key, eq, text = setting.partition("=")
+    if not eq or not key.strip():
+        raise ConfigError(f"--set {setting!r} is not KEY=VALUE; write for example --set training.steps=1000")
+    try:
+        value = yaml.safe_load(text) if text.strip() else ""
+    except yaml.YAMLError:
+        value = text
+    return expand({key.strip(): value})
+
+
+def _read_source(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{source} is a folder without a config.yaml; name a preset ({', '.join(preset_names())}) or a YAML file")
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return expand(_read_yaml(path))
+    return _read_preset(str(source))
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    names = preset_names()
+    if name not in names:
+        raise ConfigError(f"no preset is called {name!r}{_hint(name, names)}; there are {', '.join(names)} (or give a YAML file)")
+    text = (resources.files("lebm") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return _with_base(expand(yaml.safe_load(text)), where=name)
+
+
+def _with_base(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A file or preset may stand on another preset: its `preset:` key names it."""
+    rest = dict(values)
+    base = rest.pop("preset", None)
+    if base is None:
+        return rest
+    if not isinstance(base, str):
+        raise ConfigError(f"preset in {where} is {base!r}; it must be the name of a preset: {', '.join(preset_names())}")
+    return merge(_read_preset(base), rest)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_CONFIG_BYTES}")
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; name a preset ({', '.join(preset_names())}) or a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as e:
+        where = getattr(e, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise ConfigError(f"{path} is not readable as YAML{line}; see `lebm presets` for one that is") from None
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(f"{path} holds {type(loaded).__name__}, not a mapping of keys to values; see `lebm presets`")
+    return dict(loaded)
+
+
+# --- checking -----------------------------------------------------------------------------------------------------
+
+
+def _build(cls: type, values: Any, where: str) -> Any:
+    """An instance of the dataclass `cls`, every value checked against its annotation."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the configuration'} is {values!r}; it takes the keys {', '.join(f.name for f in fields(cls))}")
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in fields(cls)]
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"unknown key {where}{key}{_hint(str(key), names)}; valid here: {', '.join(where + n for n in names)}")
+    try:
+        return cls(**{k: _convert(hints[k], v, where + k) for k, v in values.items()})
+    except TypeError:
+        missing = [
+            f.name for f in fields(cls) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in values
+        ]
+        raise ConfigError(f"{where.rstrip('.')} lacks {', '.join(missing)}") from None
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if is_dataclass(hint):
+        return _build(cast(type, hint), value, key + ".")
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _convert(next(a for a in args if a is not type(None)), value, key)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{key} is {value!r}{_hint(str(value), args)}; it must be one of {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{key} is {value!r}; it must be a list such as [{', '.join(['1'] * 2)}]")
+        if args[-1] is not Ellipsis and len(value) != len(args):
+            raise ConfigError(f"{key} is {list(value)!r}; it must have {len(args)} entries")
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
+        return tuple(_convert(k, v, f"{key}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+    return _scalar(hint, value, key)
+
+
+def _scalar(kind: Any, value: Any, key: str) -> Any:
+    if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind is float and not isinstance(value, bool):
+        try:  # YAML 1.1 reads 2e-5 as text
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    if kind is int and not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        return int(value)
+    names = {int: "a whole number", float: "a finite number", str: "text"}
+    raise ConfigError(f"{key} is {value!r}; it must be {names[kind]}")
+
+
+def _hint(given: str, valid: Iterable[Any]) -> str:
+    close = difflib.get_close_matches(given, [str(v) for v in valid], n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _check_values(c: Config) -> None:
+    g, le, tr = c.generator, c.learning, c.training
+    rules: list[tuple[bool, str, Any, str]] = [
+        (bool(c.experiment.strip()), "experiment", c.experiment, "must be a name"),
+        (0 <= c.seed < 2**63, "seed", c.seed, "must be between 0 and 2^63 - 1"),
+        (1 <= c.nz <= 4096, "nz", c.nz, "must be between 1 and 4096"),
+        (c.data.limit is None or c.data.limit >= 1, "data.limit", c.data.limit, "must be at least 1"),
+        (0 < c.data.test_fraction < 1, "data.test_fraction", c.data.test_fraction, "must lie between 0 and 1"),
+        (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),
+        (1 <= c.prior.depth <= 64, "prior.depth", c.prior.depth, "must be between 1 and 64"),
+        (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
+        (g.channels in (1, 3), "generator.channels", g.channels, "must be 1 (grey) or 3 (colour)"),
+        (1 <= g.ngf <= 4096, "generator.ngf", g.ngf, "must be between 1 and 4096"),
+        (1 <= g.base <= 16, "generator.base", g.base, "must be between 1 and 16"),
+        (0 <= g.leak < 1, "generator.leak", g.leak, "must be at least 0 and below 1"),
+        (g.sigma > 0, "generator.sigma", g.sigma, "must be above 0"),
+        (_doublings(g) is not None, "generator.size", g.size, f"must be generator.base ({g.base}) times a power of two (at least twice it), and at most 256"),
+        (g.widths is None or (len(g.widths) == hidden_layers(g) and min(g.widths, default=0) >= 1), "generator.widths", g.widths,
+         f"must list {hidden_layers(g)} positive numbers, one for each hidden layer"),
+        (c.chains.prior.steps >= 0, "chains.prior.steps", c.chains.prior.steps, "must not be negative"),
+        (c.chains.posterior.steps >= 0, "chains.posterior.steps", c.chains.posterior.steps, "must not be negative"),
+        (c.chains.prior.step_size > 0, "chains.prior.step_size", c.chains.prior.step_size, "must be above 0"),
+        (c.chains.posterior.step_size > 0, "chains.posterior.step_size", c.chains.posterior.step_size, "must be above 0"),
+        (le.prior_rate >= 0, "learning.prior_rate", le.prior_rate, "must not be negative"),
+        (le.generator_rate >= 0, "learning.generator_rate", le.generator_rate, "must not be negative"),
+        (all(0 <= b < 1 for b in le.betas), "learning.betas", le.betas, "must both be at least 0 and below 1"),
+        (0 < le.decay <= 1, "learning.decay", le.decay, "must be above 0 and at most 1"),
+        (le.clip >= 0, "learning.clip", le.clip, "must not be negative (0 is off)"),
+        (le.l2 >= 0, "learning.l2", le.l2, "must not be negative (0 is off)"),
+        (0 <= le.ema < 1, "learning.ema", le.ema, "must be at least 0 (off) and below 1"),
+        (tr.steps >= 0, "training.steps", tr.steps, "must not be negative"),
+        (tr.batch >= 1, "training.batch", tr.batch, "must be at least 1"),
+        (tr.log_every >= 1, "training.log_every", tr.log_every, "must be at least 1"),
+        (tr.checkpoint_every >= 1, "training.checkpoint_every", tr.checkpoint_every, "must be at least 1"),
+    ]  # fmt: skip
+    for ok, key, value, what in rules:
+        if not ok:
+            raise ConfigError(f"{key} is {value}; it {what}")
+
+
+def _doublings(g: Generator) -> int | None:
+    """How often the first feature map doubles to reach the image's side."""
+    n = g.size // g.base
+    fits = g.base * n == g.size and n >= 2 and n & (n - 1) == 0 and g.size <= 256
+    return n.bit_length() - 1 if fits else None
+
+
+def hidden_layers(g: Generator) -> int:
+    """Layers before the last one: the first map and its doublings, less the last doubling if the output layer does it."""
+    n = _doublings(g) or 1
+    return n if g.last == "up" else n + 1
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value

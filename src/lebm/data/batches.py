@@ -1,0 +1,69 @@
+"""Batches as a pure function of (seed, step): a run resumes at any step without stored state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lebm import rng
+from lebm.errors import DataError
+
+
+class Batches:
+    """`batches(step)` is the batch of that step: epoch e walks through a permutation from the stream `data/epoch-e`.
+
+    The remainder that does not fill a batch is dropped; with fewer rows than `batch`, a batch is all rows.
+    """
+
+    def __init__(self, images: Tensor, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
+        if len(images) == 0:
+            raise DataError("there are no training images; give at least one")
+        if batch < 1:
+            raise DataError(f"the batch size is {batch}; it must be at least 1")
+        self.device, self.seed = torch.empty(0, device=device).device, seed  # "cuda" becomes "cuda:0", as tensors call it
+        self.rows, self.batch = len(images), min(batch, len(images))
+        self.images = images.to(self.device) if _fits(images, self.device) else images
+        self._epoch = -1
+        self._order = self._order_here = torch.empty(0, dtype=torch.int64)  # on the device; where the images are
+
+    @property
+    def per_epoch(self) -> int:
+        return self.rows // self.batch
+
+    def epoch(self, step: int) -> int:
+        return step // self.per_epoch
+
+    def indices(self, step: int) -> Tensor:
+        """The rows of the batch at this step, on the device."""
+        return self._slice(step, here=False)
+
+    def __call__(self, step: int) -> Tensor:
+        """The batch at this step on the device, in the type it is stored in."""
+        rows = self.images.index_select(0, self._slice(step, here=True))
+        if rows.device == self.device:
+            return rows
+        # Only the batch is pinned: locking a set that is larger than the GPU's memory would starve the machine.
+        return rows.pin_memory().to(self.device, non_blocking=True)
+
+    def _slice(self, step: int, here: bool) -> Tensor:
+        if step < 0:
+            raise ValueError(f"step is {step}; it must not be negative")
+        if self.epoch(step) != self._epoch:
+            self._shuffle(self.epoch(step))
+        start = step % self.per_epoch * self.batch
+        return (self._order_here if here else self._order)[start : start + self.batch]
+
+    def _shuffle(self, epoch: int) -> None:
+        # Drawn on the CPU, so every device sees the same order.
+        order = torch.randperm(self.rows, generator=rng.stream(self.seed, f"data/epoch-{epoch}"))
+        self._order = order.to(self.device)
+        self._order_here = self._order if self.images.device == self._order.device else order
+        self._epoch = epoch
+
+
+def _fits(images: Tensor, device: torch.device) -> bool:
+    """Images move to a GPU once if they take less than half of its free memory."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.numel() * images.element_size() < free / 2

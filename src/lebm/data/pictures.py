@@ -1,0 +1,117 @@
+"""PNG, JPEG and WebP files -> uint8 arrays (c, size, size): upright, centre-cropped to a square, resized."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from lebm.data.splits import GIB, Progress, check_size, one_line
+from lebm.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+FORMATS = ("PNG", "JPEG", "WEBP")  # nothing else is tried, whatever the file's name: some of Pillow's readers start programs
+MAX_PIXELS = 64_000_000
+WORKERS = min(8, os.cpu_count() or 1)
+
+
+def is_picture(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """All pictures under a folder, sorted by their path in it; hidden files and folders are left out."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist; check the path")
+    out: list[Path] = []
+    for place, folders, files in os.walk(folder, onerror=_cannot_list):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        out += [Path(place, f) for f in files if not f.startswith(".") and f.lower().endswith(SUFFIXES)]
+    if not out:
+        raise DataError(f"{folder} holds no pictures; put files ending in {', '.join(SUFFIXES)} there")
+    return sorted(out, key=lambda p: p.as_posix())
+
+
+def _cannot_list(e: OSError) -> NoReturn:
+    raise DataError(f"{e.filename} cannot be listed ({e.strerror}); check its permissions")
+
+
+def decode_all(paths: Sequence[Path], shape: tuple[int, int, int], progress: Progress | None = None) -> np.ndarray:
+    """All pictures as one uint8 array (n, c, h, w), in order. Pillow decodes outside the interpreter lock, so threads help."""
+    try:
+        out = np.empty((len(paths), *shape), dtype=np.uint8)
+    except MemoryError:
+        raise DataError(f"{len(paths)} pictures of shape {shape} do not fit into memory; use fewer or a smaller generator.size") from None
+
+    def one(i: int) -> None:
+        out[i] = decode(paths[i], shape)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            for done, _ in enumerate(pool.map(one, range(len(paths))), start=1):
+                if progress and (done % 100 == 0 or done == len(paths)):
+                    progress(done, len(paths))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return out
+
+
+def decode(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """One picture as uint8 (c, h, w). Any failure is a DataError that names the file."""
+    channels, size, _ = shape
+    check_size(path, GIB)
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_pixels(path, image.width * image.height)
+            square = _square(_plain(_upright(image), "L" if channels == 1 else "RGB"), size)
+        pixels = np.asarray(square)
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"{path} has more than {MAX_PIXELS // 1_000_000} million pixels; make it smaller or remove it") from None
+    except Exception as e:
+        detail = "it is no PNG, JPEG or WebP picture" if isinstance(e, Image.UnidentifiedImageError) else one_line(e)
+        raise DataError(f"{path} cannot be decoded ({detail}); mend or remove this file") from None
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _check_pixels(path: Path, pixels: int) -> None:
+    if pixels > MAX_PIXELS:
+        raise DataError(f"{path} has {pixels} pixels, more than {MAX_PIXELS // 1_000_000} million; make it smaller or remove it")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF orientation says; broken EXIF data does not make the pixels unreadable."""
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        return image
+
+
+def _plain(image: Image.Image, mode: str) -> Image.Image:
+    """Any kind of picture as 8-bit grey ("L") or colour ("RGB"); what is transparent lies over black."""
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips or truncates, depending on its version
+        wide = np.asarray(image).astype(np.float64)
+        image = Image.fromarray((wide / 257).round().clip(0, 255).astype(np.uint8))
+    elif image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA")).convert("RGB")
+    if mode == "L" and image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")  # palettes and CMYK have a way to grey only through colour
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    """The largest centred square, resized as in the paper's code (antialiased bilinear); untouched if it fits already."""
+    if image.size == (size, size):
+        return image
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    box = (left, top, left + side, top + side)
+    return image.crop(box) if side == size else image.resize((size, size), Image.Resampling.BILINEAR, box=box)

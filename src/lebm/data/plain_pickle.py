@@ -1,0 +1,123 @@
+"""Unpickling that cannot run code: dicts, lists, tuples, bytes, text, numbers and uint8 arrays, and nothing else.
+
+Two walls. Before anything is built, every opcode must be on a short list. Then the few names that a pickled array
+mentions are resolved to stand-ins of ours, so no function or class of numpy or Python is ever within a pickle's reach.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lebm.data.splits import one_line
+from lebm.errors import DataError
+
+ALLOWED = (
+    "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
+    "BINSTRING SHORT_BINSTRING BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8 "
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS "
+    "BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD"
+)
+OPCODES = frozenset(ALLOWED.split())
+MAX_MEMO = 1 << 20  # the memo is a table as long as its largest number
+
+
+class Refused(Exception):
+    """The pickle asks for something that plain data never needs."""
+
+
+class _Maker:
+    """The stand-in for a name: callable like it, and nothing can be set on it."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any) -> Any:
+        return self._make(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise Refused("it alters a function")
+
+
+class _UInt8:
+    """The stand-in for numpy.dtype('u1')."""
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        if code not in ("u1", b"u1", "|u1", b"|u1"):
+            raise Refused(f"it holds an array of {code!r}")
+
+    def __setstate__(self, state: Any) -> None:
+        pass  # byte order and alignment: of no meaning for single bytes
+
+
+class _Array:
+    """The stand-in for an array under construction."""
+
+    value: np.ndarray | None = None
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, raw = state
+        sane = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= 4
+        if not sane or not isinstance(kind, _UInt8) or fortran is not False or type(raw) is not bytes or len(raw) != math.prod(shape):
+            raise Refused("it holds a malformed array")
+        self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape)
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """The stand-in for _codecs.encode, by which Python 3 writes bytes into old protocols."""
+    if type(text) is not str or encoding not in ("latin1", b"latin1"):
+        raise Refused("it encodes something other than bytes")
+    return text.encode("latin1")
+
+
+_NAMES = {
+    ("numpy", "ndarray"): _Maker(_Array),
+    ("numpy", "dtype"): _Maker(_UInt8),
+    ("numpy.core.multiarray", "_reconstruct"): _Maker(_Array),
+    ("numpy._core.multiarray", "_reconstruct"): _Maker(_Array),
+    ("_codecs", "encode"): _Maker(_encode),
+}
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _NAMES:
+            raise Refused(f"it asks for {module}.{name}")
+        return _NAMES[module, name]
+
+
+def load_plain(path: Path) -> Any:
+    """The value in a pickle file; anything but plain data is a DataError, and nothing of it has run."""
+    try:
+        raw = path.read_bytes()
+        _check_opcodes(raw)
+        value = _Plain(io.BytesIO(raw), encoding="bytes").load()
+        return {k: _unwrap(v) for k, v in value.items()} if isinstance(value, dict) else _unwrap(value)
+    except Refused as e:
+        raise DataError(
+            f"{path} is not a plain batch of images: {one_line(e)}, which could run code, so it was not loaded; fetch the official file"
+        ) from None
+    except Exception as e:
+        raise DataError(f"{path} is not a readable pickle ({one_line(e)}); fetch it again") from None
+
+
+def _check_opcodes(raw: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(raw):
+        if opcode.name not in OPCODES:
+            raise Refused(f"it contains the instruction {opcode.name}")
+        if opcode.name == "LONG_BINPUT" and (argument is None or argument > MAX_MEMO):
+            raise Refused(f"it numbers an entry {argument}")
+
+
+def _unwrap(value: Any) -> Any:
+    return value.value if isinstance(value, _Array) else value

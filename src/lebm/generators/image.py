@@ -1,0 +1,131 @@
+"""The paper's image generators: transposed convolutions from z to an image in [-1, 1], and a Gaussian around it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lebm.config import Generator, hidden_layers
+from lebm.errors import DataError
+
+
+def to_x(pixels: Tensor) -> Tensor:
+    """uint8 pixels 0..255 -> floats in [-1, 1]."""
+    return pixels.to(torch.float32).div_(127.5).sub_(1)
+
+
+def to_pixels(x: Tensor) -> Tensor:
+    """Floats in [-1, 1] -> uint8 pixels 0..255, rounded to the nearest."""
+    return x.add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def default_widths(layers: int) -> tuple[int, ...]:
+    """Channels of the hidden layers in units of ngf, as in the paper: 8-4-2 at 32 pixels, 8-4-2-1 at 64, 16-8-4-2-1 at 128."""
+    lowest = 2 if layers <= 3 else 1
+    return tuple(lowest * 2**i for i in reversed(range(layers)))
+
+
+class ImageGenerator(nn.Module):
+    """x = g(z) + sigma e (equation 3): base x base map, doubled by 4x4 stride-2 layers up to the image's side."""
+
+    def __init__(self, nz: int, config: Generator | None = None) -> None:
+        super().__init__()
+        config = config or Generator()
+        self.config, self.nz, self.sigma, self.leak = config, nz, config.sigma, config.leak
+        self.shape = (config.channels, config.size, config.size)
+        widths = [w * config.ngf for w in config.widths or default_widths(hidden_layers(config))]
+        layers = [nn.ConvTranspose2d(nz, widths[0], config.base)]
+        layers += [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+        if config.last == "up":
+            layers.append(nn.ConvTranspose2d(widths[-1], config.channels, 4, stride=2, padding=1))
+        else:
+            layers.append(nn.ConvTranspose2d(widths[-1], config.channels, 3, stride=1, padding=1))
+        self.layers = nn.ModuleList(layers)
+        for layer in layers:
+            nn.init.xavier_normal_(layer.weight)
+
+    def convolutions(self) -> list[nn.ConvTranspose2d]:
+        return [layer for layer in self.layers if isinstance(layer, nn.ConvTranspose2d)]
+
+    def decode(self, z: Tensor) -> Tensor:
+        """g(z): the mean image."""
+        return self._forward(z)[-1]
+
+    def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
+        """log N(x; g(z), sigma^2 I), constants included, a number a row."""
+        constant = 0.5 * math.prod(self.shape) * math.log(2 * math.pi * self.sigma**2)
+        return -(x - self.decode(z)).square().flatten(1).sum(1) / (2 * self.sigma**2) - constant
+
+    def error(self, x: Tensor, z: Tensor) -> Tensor:
+        """Mean squared error of the reconstruction g(z), per pixel and channel."""
+        return (x - self.decode(z)).square().mean()
+
+    def score(self, x: Tensor, z: Tensor) -> Tensor:
+        """grad_z log p(x|z) in closed form: the input gradient of a transposed convolution is a strided convolution."""
+        *hidden, x_hat = self._forward(z)
+        g = (x - x_hat).mul_(1 - x_hat.square()).div_(self.sigma**2)
+        first, *rest = self.convolutions()
+        for layer, h in zip(reversed(rest), reversed(hidden), strict=True):
+            g = F.conv2d(g, layer.weight, stride=layer.stride, padding=layer.padding)
+            g = torch.ops.aten.leaky_relu_backward(g, h, self.leak, True)
+        return g.flatten(1) @ first.weight.flatten(1).t()
+
+    def _forward(self, z: Tensor) -> list[Tensor]:
+        """What every layer puts out; the first layer, on a 1x1 map, is a matrix product."""
+        first, *rest = self.convolutions()
+        bias = None if first.bias is None else first.bias.repeat_interleave(self.config.base**2)
+        h = F.leaky_relu(F.linear(z, first.weight.flatten(1).t(), bias), self.leak)
+        out = [h.unflatten(1, (-1, self.config.base, self.config.base))]
+        for layer in rest[:-1]:
+            out.append(F.leaky_relu(_transposed(layer, out[-1]), self.leak))
+        out.append(torch.tanh(_transposed(rest[-1], out[-1])))
+        return out
+
+    def as_input(self, x: np.ndarray | Tensor) -> Tensor:
+        """A user's images -> floats (n, channels, size, size) in [-1, 1]; uint8 is rescaled, channels-last is turned."""
+        return as_images(x, self.shape)
+
+
+def _transposed(layer: nn.ConvTranspose2d, h: Tensor) -> Tensor:
+    """layer(h). With few output channels the CPU's transposed convolution is slow: one matrix product and a fold is 5 times faster."""
+    if h.device.type != "cpu" or layer.out_channels > 4:
+        return layer(h)
+    columns = layer.weight.flatten(1).t() @ h.flatten(2)
+    stride, padding, kernel = int(layer.stride[0]), int(layer.padding[0]), int(layer.kernel_size[0])
+    size = (h.shape[2] - 1) * stride - 2 * padding + kernel
+    out = F.fold(columns, (size, size), kernel, padding=padding, stride=stride)
+    return out if layer.bias is None else out + layer.bias[:, None, None]
+
+
+def as_images(x: np.ndarray | Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Images as arrays or tensors, uint8 in 0..255 or floats in [-1, 1], checked and laid out as (n, c, h, w)."""
+    t = torch.as_tensor(x)
+    c, h, w = shape
+    if t.ndim == 3 and (c == 1 or tuple(t.shape) in ((c, h, w), (h, w, c))):
+        t = t.unsqueeze(1) if c == 1 and tuple(t.shape[1:]) == (h, w) else t.unsqueeze(0)
+    if t.ndim == 4 and tuple(t.shape[1:]) == (h, w, c):
+        t = t.permute(0, 3, 1, 2)
+    if t.ndim != 4 or tuple(t.shape[1:]) != (c, h, w):
+        raise DataError(f"images have shape {tuple(torch.as_tensor(x).shape)}; this model takes (n, {c}, {h}, {w}) or (n, {h}, {w}, {c})")
+    if t.dtype == torch.uint8:
+        return to_x(t)
+    if not t.is_floating_point():
+        raise DataError(f"images have type {t.dtype}; give uint8 pixels 0..255 or floats in [-1, 1]")
+    check_range(t)
+    return t.to(torch.get_default_dtype()) if t.dtype != torch.float64 else t
+
+
+def check_range(t: Tensor) -> None:
+    """Floats must be finite and in [-1, 1]."""
+    if t.numel() and not bool(torch.isfinite(t).all()):
+        row = int((~torch.isfinite(t)).flatten(1).any(1).nonzero()[0])
+        raise DataError(f"image {row} contains NaN or infinity; remove or mend such rows")
+    if t.numel() and float(t.abs().max()) > 1.001:
+        low, high = float(t.min()), float(t.max())
+        raise DataError(
+            f"image values run from {low:.4g} to {high:.4g}; floats must lie in [-1, 1] (divide 0..255 by 127.5 and subtract 1, or give uint8)"
+        )

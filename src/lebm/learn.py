@@ -1,0 +1,77 @@
+"""Algorithm 1 of the paper on one screen: sample from the prior, infer from the posterior, move both networks once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lebm.config import Chains, Learning
+from lebm.model import LatentEBM
+from lebm.sampler import langevin
+
+
+@dataclass
+class Step:
+    """What one learning step saw, still on the device: chain starts and ends, and the terms of the likelihood."""
+
+    z0_neg: Tensor
+    z_neg: Tensor
+    z0_pos: Tensor
+    z_pos: Tensor
+    f_pos: Tensor
+    f_neg: Tensor
+    log_px: Tensor
+
+
+def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator) -> Step:
+    """Algorithm 1: move alpha and beta once on a batch x (equations 9 and 10: short-run chains stand for the expectations)."""
+    with torch.no_grad():
+        z0_neg, z0_pos = model.prior.draw_base(len(x), rng), model.prior.draw_base(len(x), rng)
+        z_neg = langevin(model.prior.score, z0_neg, chains.prior, rng)
+        z_pos = langevin(partial(model.posterior_score, x), z0_pos, chains.posterior, rng)
+    f_pos, f_neg = model.prior.f(z_pos), model.prior.f(z_neg)
+    log_px = model.generator.log_prob(x, z_pos).mean()  # type: ignore[operator]
+    loss = f_neg.mean() - f_pos.mean() - log_px  # alpha and beta share no term: one pass serves both
+    if learning.l2:
+        loss = loss + learning.l2 * (f_pos.square().mean() + f_neg.square().mean())
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    if learning.clip:
+        for net in (model.prior, model.generator):
+            nn.utils.clip_grad_norm_(net.parameters(), learning.clip)
+    optimizer.step()
+    return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
+
+
+def make_optimizer(model: LatentEBM, learning: Learning) -> torch.optim.Adam:
+    """Adam with a rate for each network. Group 0 is alpha (the prior), group 1 beta (the generator)."""
+    groups = [
+        {"params": list(model.prior.parameters()), "lr": learning.prior_rate},
+        {"params": list(model.generator.parameters()), "lr": learning.generator_rate},
+    ]
+    return torch.optim.Adam(groups, betas=learning.betas)
+
+
+@torch.no_grad()
+def describe(step: Step, model: LatentEBM, x: Tensor) -> dict[str, float]:
+    """The numbers a log line shows, fetched from the device at once."""
+    values = {"f_pos": step.f_pos, "f_neg": step.f_neg, "gap": step.f_pos - step.f_neg, "log_px": step.log_px}
+    error = getattr(model.generator, "error", None)
+    if error is not None:
+        values["mse"] = error(x, step.z_pos)
+    values["grad_prior"] = _grad_norm(model.prior, x.device)
+    values["grad_generator"] = _grad_norm(model.generator, x.device)
+    for name, z0, z in (("neg", step.z0_neg, step.z_neg), ("pos", step.z0_pos, step.z_pos)):
+        values[f"disp_{name}"] = (z - z0).square().mean().sqrt()  # root mean square a coordinate
+        values[f"z_mean_{name}"] = z.mean()
+        values[f"z_sq_{name}"] = z.square().mean()
+        values[f"z_spread_{name}"] = z.std(0, correction=0).mean()
+    return dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist(), strict=True))
+
+
+def _grad_norm(net: nn.Module, device: torch.device) -> Tensor:
+    grads = [p.grad for p in net.parameters() if p.grad is not None]
+    return torch.stack(torch._foreach_norm(grads)).norm() if grads else torch.zeros((), device=device)

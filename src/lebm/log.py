@@ -1,0 +1,78 @@
+"""What a run says while it works: log.jsonl, TensorBoard files beside it, and a progress bar with an estimate."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+MAX_LINE = 1 << 20
+
+
+class Log:
+    """Appends rows to log.jsonl and the same numbers to TensorBoard; cuts off what came after the step resumed from."""
+
+    def __init__(self, run: Path, resumed_at: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where a run is written
+
+        path = run / "log.jsonl"
+        kept = [row for row in read(path) if row.get("step", 0) <= resumed_at]
+        temporary = path.with_name(".tmp-log.jsonl")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        temporary.replace(path)
+        self._file = open(path, "a", encoding="utf-8")
+        self._board = SummaryWriter(str(run), purge_step=resumed_at + 1 if resumed_at else None)
+
+    def row(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float):
+                self._board.add_scalar(key, value, row["step"])
+
+    def close(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._board.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log.jsonl; a last line cut short by a kill is left out."""
+    rows = []
+    if path.is_file():
+        with open(path, encoding="utf-8", errors="replace") as f:
+            while line := f.readline(MAX_LINE):
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(row, dict):
+                    rows.append(row)
+    return rows
+
+
+@contextmanager
+def progress_bar(console: Console | None, what: str) -> Iterator[Any]:
+    """Yields update(done, total, note=""); a bar with elapsed and remaining time, or nothing where there is no console."""
+    if console is None:
+        yield lambda done, total, note="": None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=False) as bar:
+        task = bar.add_task(what, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, **({"note": note} if note else {}))

@@ -1,0 +1,173 @@
+"""LatentEBM: the prior p_alpha(z) standing on the generator p_beta(x|z), and what a person does with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lebm import checkpoint
+from lebm.config import Chain, Config, from_dict
+from lebm.errors import CheckpointError, ConfigError, DataError
+from lebm.generators import GENERATORS
+from lebm.prior import PRIORS
+from lebm.rng import stream
+from lebm.sampler import langevin
+
+Progress = Callable[[int, int], None]
+CHUNK = 500  # rows that share one random stream: fixed, so that no result depends on a batch size
+
+
+class LatentEBM(nn.Module):
+    """p(x, z) = p_alpha(z) p_beta(x|z)."""
+
+    def __init__(self, config: Config, generator: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):  # weights depend on config.seed alone and leave the global stream as it was
+            torch.random.set_rng_state(stream(config.seed, "init").get_state())
+            self.prior = PRIORS[config.prior.kind](config.nz, config.prior)
+            self.generator = generator or GENERATORS[config.generator.kind](config.nz, config.generator)
+        self.own_generator = generator is not None
+        for name in ("log_prob", "decode"):
+            if not callable(getattr(self.generator, name, None)):
+                raise ConfigError(f"the generator {type(self.generator).__name__} has no method {name}; it needs log_prob(x, z) and decode(z)")
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x, z) + log Z = f(z) + log N(z; 0, I) + log p(x|z), a number a row (equation 1)."""
+        return self.prior.log_prob(z) + self.generator.log_prob(x, z)  # type: ignore[operator]
+
+    def posterior_score(self, x: Tensor, z: Tensor) -> Tensor:
+        """grad_z log p(z|x) = grad_z log p(x, z)."""
+        return self.prior.score(z) + likelihood_score(self.generator, x, z)
+
+    # --- for people: arrays in, tensors on the CPU out -------------------------------------------------------------
+
+    def sample(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Tensor:
+        """n draws: z by K0-step chains from N(0, I) to the prior, then g(z). `steps=0` shows N(0, I) itself."""
+        return torch.cat([self.decode(z).cpu() for z in self.sample_z(n, seed, steps, progress)])
+
+    @torch.no_grad()
+    def sample_z(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Iterator[Tensor]:
+        """Latent draws from the prior, chunk by chunk, on the model's device. The first n of a seed are always the same."""
+        if n < 1:
+            raise DataError(f"the number of samples is {n}; it must be at least 1")
+        chain = _lengthened(self.config.chains.prior, steps)
+        for i in range(0, n, CHUNK):
+            rng = stream(seed, f"sample/{i // CHUNK}", self.device)
+            z = langevin(self.prior.score, self.prior.draw_base(CHUNK, rng), chain, rng)[: n - i]
+            if progress:
+                progress(i + len(z), n)
+            yield z
+
+    @torch.no_grad()
+    def decode(self, z: Tensor, batch: int = 100) -> Tensor:
+        """g(z) in pieces small enough for memory."""
+        return torch.cat([self.generator.decode(part) for part in z.to(self.device).split(batch)])  # type: ignore[operator]
+
+    @torch.no_grad()
+    def infer(self, x: Any, seed: int = 0, steps: int | None = None, shared_noise: bool = True, progress: Progress | None = None) -> Tensor:
+        """z from the posterior of every row of x by a K1-step chain from N(0, I).
+
+        With `shared_noise` (common random numbers) every row gets the same noise and so does not depend on its neighbours.
+        """
+        x = self.as_input(x)
+        chain = _lengthened(self.config.chains.posterior, steps)
+        out = []
+        for i in range(0, len(x), CHUNK):
+            rng = stream(seed, "infer" if shared_noise else f"infer/{i // CHUNK}", self.device)
+            rows = x[i : i + CHUNK].to(self.device)
+            start = self.prior.draw_base(1 if shared_noise else CHUNK, rng).expand(CHUNK, -1)[: len(rows)]
+            out.append(langevin(partial(self.posterior_score, rows), start, chain, rng, shared_noise=shared_noise).cpu())
+            if progress:
+                progress(i + len(rows), len(x))
+        return torch.cat(out)
+
+    def reconstruct(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Tensor:
+        """g(z) at an inferred z, a row for every row of x."""
+        return self.decode(self.infer(x, seed, steps, progress=progress)).cpu()
+
+    @torch.no_grad()
+    def anomaly_score(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Tensor:
+        """Minus the unnormalised log-posterior, -log p(x, z) - log Z, at an inferred z: higher is more anomalous."""
+        x = self.as_input(x)
+        z = self.infer(x, seed, steps, progress=progress)
+        pairs = zip(x.split(CHUNK), z.split(CHUNK), strict=True)
+        return torch.cat([-self.log_joint(a.to(self.device), b.to(self.device)).cpu() for a, b in pairs])
+
+    def as_input(self, x: Any) -> Tensor:
+        """A user's array or tensor as the generator takes it; wrong shapes and ranges are errors."""
+        if not isinstance(x, np.ndarray | Tensor):
+            raise DataError(f"the input is a {type(x).__name__}; give a numpy array or a tensor")
+        if len(x) == 0:
+            raise DataError("the input has no rows; give at least one")
+        check = getattr(self.generator, "as_input", None)
+        t: Tensor = check(x) if check else torch.as_tensor(x)
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            raise DataError("the input contains NaN or infinity; remove or mend such rows")
+        return t.to(next(self.parameters()).dtype) if t.is_floating_point() else t
+
+    # --- files -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, note: dict[str, Any] | None = None) -> None:
+        """One safetensors file with the config inside: enough for lebm.load."""
+        meta = {"config": self.config.to_dict(), "own_generator": self.own_generator, **(note or {})}
+        checkpoint.save_tensors(Path(path), self.state_dict(), meta)
+
+
+def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator: nn.Module | None = None) -> LatentEBM:
+    """A model from a run folder or a .safetensors file. A run with your own generator wants it again: `generator=`."""
+    path = Path(run_or_file)
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise CheckpointError(f"{path} is not a run folder (it has no config.yaml); give the folder that `lebm train` made")
+        if not (path / "model.safetensors").is_file():
+            raise CheckpointError(f"{path} has no model.safetensors yet; let `lebm train {path} --resume` reach its first checkpoint")
+        path = path / "model.safetensors"
+    tensors, meta = checkpoint.load_tensors(path)
+    if not isinstance(meta.get("config"), dict):
+        raise CheckpointError(f"{path} carries no lebm config; it is not a model that lebm saved")
+    try:
+        config = from_dict(meta["config"])
+    except ConfigError as e:
+        raise CheckpointError(f"{path} carries a config that this version does not understand: {e}") from None
+    if meta.get("own_generator") and generator is None:
+        raise CheckpointError(f"{path} was trained with a generator of your own; pass it: lebm.load({str(run_or_file)!r}, generator=...)")
+    model = LatentEBM(config, generator)
+    restore(model, tensors, path)
+    return model.to(device).eval()
+
+
+def restore(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """load_state_dict with a sentence instead of a traceback."""
+    mine = module.state_dict()
+    wrong = [k for k in mine if k not in tensors or tensors[k].shape != mine[k].shape] + [k for k in tensors if k not in mine]
+    if wrong:
+        raise CheckpointError(f"{path} does not fit this model: {json.dumps(wrong[:3])} differ in name or shape")
+    module.load_state_dict(tensors)
+
+
+def likelihood_score(generator: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+    """grad_z log p(x|z): the generator's own closed form, or autograd through its log_prob."""
+    score = getattr(generator, "score", None)
+    if score is not None:
+        return score(x, z)
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        return torch.autograd.grad(generator.log_prob(x, z).sum(), z)[0]  # type: ignore[operator]
+
+
+def _lengthened(chain: Chain, steps: int | None) -> Chain:
+    if steps is not None and steps < 0:
+        raise DataError(f"the number of chain steps is {steps}; it must not be negative")
+    return chain if steps is None else Chain(steps, chain.step_size)

@@ -1,0 +1,232 @@
+"""The parts of the page: each a function Folder -> HTML. Every value that comes from a file passes through `text`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from lebm import figures
+from lebm.report.folder import Folder, data_uri, flatten
+
+# metric -> what a reader calls it, and what it says
+METRICS: dict[str, tuple[str, str]] = {
+    "frechet": ("Fréchet distance", "samples of the model against data; lower is better"),
+    "frechet_gaussian": ("Fréchet distance from N(0, I)", "the same generator without the learned prior"),
+    "fid": ("FID", "samples of the model against data; lower is better"),
+    "fid_gaussian": ("FID from N(0, I)", "the same generator without the learned prior"),
+    "mse": ("Reconstruction error", "mean squared error a pixel on test images; lower is better"),
+    "mse_100": ("Reconstruction error, 100 steps", "the same with a longer posterior chain"),
+}
+
+
+def header(folder: Folder) -> str:
+    facts = [
+        ("steps", folder.result.get("steps") or last_step(folder)),
+        ("latent dimensions", folder.setting("nz")),
+        ("seed", folder.result.get("seed", folder.setting("seed"))),
+        ("device", folder.result.get("device")),
+        ("time", duration(folder.result.get("seconds"))),
+        ("code", str(folder.result.get("code") or "")[:12]),
+    ]
+    chips = "".join(f"<div><dt>{name}</dt><dd>{text(value)}</dd></div>" for name, value in facts if value not in (None, ""))
+    return f"""<header>
+<p class="eyebrow">Run report</p>
+<h1>{text(folder.experiment)}</h1>
+<p class="lead">{model_sentence(folder)}</p>
+{f'<dl class="facts">{chips}</dl>' if chips else ""}
+</header>"""
+
+
+def summary(folder: Folder) -> str:
+    if not folder.metrics:
+        return section("summary", "Numbers", note("No metrics yet: evaluate the run and this part fills itself."))
+    rows = "".join(metric_row(name, value) for name, value in folder.metrics.items())
+    table = f'<table><thead><tr><th scope="col">Metric</th><th scope="col" class="number">Value</th></tr></thead><tbody>{rows}</tbody></table>'
+    facts = flatten(folder.result.get("protocol"))
+    terms = "".join(f"<div><dt>{text(name.replace('_', ' '))}</dt><dd>{text(value)}</dd></div>" for name, value in facts.items())
+    how = f'<details><summary>How this was measured</summary><dl class="terms">{terms}</dl></details>' if terms else ""
+    return section("summary", "Numbers", f'<div class="card">{table}</div>{how}')
+
+
+def samples(folder: Folder) -> str:
+    learned, gaussian = folder.picture("samples"), folder.picture("samples-gaussian")
+    if not (learned or gaussian):
+        return section("samples", "Samples", note("No sample grids yet: evaluate the run to draw them."))
+    d, d0 = folder.number("frechet", "fid"), folder.number("frechet_gaussian", "fid_gaussian")
+    name = "FID" if "fid" in folder.metrics else "Fréchet distance"
+    if is_gaussian(folder):  # one prior, one grid: nothing to set beside it
+        card = picture(
+            learned or gaussian or "", "Grid of images sampled from the model", "Fixed prior", "z ~ N(0, I)", score(name, d if d is not None else d0)
+        )
+        return section("samples", "Samples", f'<div class="duo">{card}</div>')
+    cards = ""
+    if learned:
+        kind = "best" if d is not None and d0 is not None and d < d0 else ""
+        cards += picture(learned, "Grid of images sampled from the learned prior", "Learned prior", "z ~ p<sub>α</sub>(z)", score(name, d), kind)
+    if gaussian:
+        cards += picture(gaussian, "Grid of images from N(0, I) through the same generator", "No learned prior", "z ~ N(0, I)", score(name, d0))
+    words = f"<p>{why_prior(name, d, d0)}</p>" if learned and gaussian else ""
+    return section("samples", "Samples", f'{words}<div class="duo">{cards}</div>')
+
+
+def reconstructions(folder: Folder) -> str:
+    image, mse = folder.picture("reconstructions"), folder.number("mse")
+    if not image:
+        return section("reconstructions", "Test reconstructions", note("No reconstructions yet: evaluate the run to draw them."))
+    words = "Images the model never saw in learning, each above its reconstruction: a posterior chain finds z, the generator draws it again."
+    alt = "Rows of test images, each with its reconstruction beneath"
+    body = picture(image, alt, "Original above, reconstruction beneath", "", score("Mean squared error a pixel", mse))
+    return section("reconstructions", "Test reconstructions", f"<p>{words}</p>{body}")
+
+
+def energy(folder: Folder) -> str:
+    image = folder.picture("energy")
+    if not image:
+        return section("energy", "Energy along a chain", note("No energy profile yet: evaluate the run to draw it."))
+    words = """<p>Prior chains start from N(0, I) and walk towards what the model holds probable. The energy −f(z) should <strong>fall, then level
+off</strong>: the chains have arrived, and walking on changes nothing.</p>
+<p>Still falling at the end? The chains are too short. Falling without end, ever steeper? The prior has no ground, and learning may be about to diverge.
+Flat from the start? The prior has learned little beyond N(0, I).</p>"""
+    chart = picture(image, "Median energy of the prior chains and its spread, against the Langevin step", "", "", "")
+    return section("energy", "Energy along a chain", f'<div class="beside">{chart}<div>{words}</div></div>')
+
+
+def curves(folder: Folder) -> str:
+    charts = [(title, data_uri(figures.svg(figure), "image/svg+xml")) for title, figure in figures.training_panels(folder.rows).items()]
+    if not charts and (image := folder.picture("curves")):
+        charts = [("training curves", image)]
+    if not charts:
+        return section("curves", "Training", note("No training log with numbers in it."))
+    words = """f is known only up to a constant, so f_pos and f_neg may <strong>drift together</strong> and mean nothing by it: only their
+<strong>gap</strong> informs. It should stay small and near zero, the sign that prior samples and posterior samples look alike to the energy.
+A gap that runs away, or gradient norms that climb by orders of magnitude, come before divergence."""
+    body = "".join(picture(image, f"{title}, against the training step", "", "", "") for title, image in charts)
+    return section("curves", "Training", f'<p>{words}</p><div class="{"panels" if len(charts) > 1 else "single"}">{body}</div>')
+
+
+def warnings(folder: Folder) -> str:
+    found = [(row.get("step"), row["warning"]) for row in folder.rows if row.get("warning")]
+    lines = [f"<li>{f'<span>step {text(step)}</span> ' if step is not None else ''}{text(words)}</li>" for step, words in found[-50:]]
+    lines += [f"<li>{text(words)}</li>" for words in folder.notes]
+    if not lines:
+        return ""
+    more = f"<p>The last 50 of {len(found)}.</p>" if len(found) > 50 else ""
+    return section("warnings", "Warnings", f'{more}<ul class="warnings">{"".join(lines)}</ul>')
+
+
+def config(folder: Folder) -> str:
+    if not folder.config_text.strip():
+        return section("config", "Configuration", note("The folder has no config.yaml."))
+    body = f'<pre tabindex="0"><code>{text(folder.config_text.rstrip())}</code></pre>'
+    return section("config", "Configuration", f"<details><summary>Every value of this run, defaults resolved</summary>{body}</details>")
+
+
+def again(folder: Folder) -> str:
+    commands = []
+    if folder.config_text.strip():
+        commands.append(("Learn it again from the configuration above:", f"lebm train {shlex.quote(str(folder.path / 'config.yaml'))}"))
+    if command := folder.result.get("command"):
+        commands.append(("The command behind the numbers on this page:", str(command)))
+    if not commands:
+        return ""
+    shown = "".join(
+        f'<p>{label}</p><div class="command"><code>{text(line)}</code><button type="button" data-copy hidden>Copy</button></div>'
+        for label, line in commands
+    )
+    return section("again", "Run it again", shown)
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def text(value: Any) -> str:
+    """A value from a file as safe text; numbers in a readable length."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return short(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(text, value))
+    return escape(str(value))
+
+
+def short(value: float) -> str:
+    """Four figures: 0.0203, 1.812, 64.57, 12,345."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}".rstrip("0").rstrip(".")
+
+
+def section(name: str, title: str, body: str) -> str:
+    return f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{body}\n</section>'
+
+
+def note(words: str) -> str:
+    return f'<p class="note">{words}</p>'
+
+
+def picture(uri: str, alt: str, title: str, how: str, value: str, kind: str = "") -> str:
+    """An image on a card; `title`, `how` and `value` are lines of its caption, already safe."""
+    lines: Iterable[str] = (f"<strong>{title}</strong>" if title else "", f"<span>{how}</span>" if how else "", value)
+    caption = "".join(line for line in lines if line)
+    return f'<figure class="card {kind}"><img src="{uri}" alt="{escape(alt)}">{f"<figcaption>{caption}</figcaption>" if caption else ""}</figure>'
+
+
+def score(name: str, value: float | None) -> str:
+    return "" if value is None else f'<span class="score">{name} <b>{short(value)}</b></span>'
+
+
+def metric_row(name: str, value: Any) -> str:
+    title, words = METRICS.get(name, (name, ""))
+    small = f"<small>{words}</small>" if words else ""
+    return f'<tr><th scope="row">{text(title)}{small}</th><td class="{"words" if isinstance(value, str) else "number"}">{text(value)}</td></tr>'
+
+
+def why_prior(name: str, d: float | None, d0: float | None) -> str:
+    """The sentence under the key picture, true to the numbers whichever way they fall."""
+    same = "Both grids come from the same generator; only where z is drawn from differs."
+    if d is None or d0 is None or not d > 0:
+        return same
+    ratio = d0 / d
+    if ratio >= 1.02:
+        return (
+            f"{same} With the learned prior the {name} to the data is <strong>{ratio:.2g} times smaller</strong> ({short(d)} against {short(d0)}): "
+            "N(0, I) also proposes codes that no image has, and the learned energy moves z away from them to where images are."
+        )
+    return f"{same} Here the learned prior brings no gain yet ({name} {short(d)} against {short(d0)} from N(0, I)): learn longer, or look at the energy below."
+
+
+def model_sentence(folder: Folder) -> str:
+    if is_gaussian(folder):
+        return "A generator p<sub>β</sub>(x|z) on the fixed prior N(0, I), learned by maximum likelihood with short Langevin chains: the ablation."
+    return (
+        "A latent space energy-based prior: p<sub>α</sub>(z) ∝ exp(f<sub>α</sub>(z)) N(z; 0, I) stands on a generator p<sub>β</sub>(x|z), "
+        "and short Langevin chains teach both by maximum likelihood."
+    )
+
+
+def is_gaussian(folder: Folder) -> bool:
+    return folder.setting("prior.kind") == "gaussian"
+
+
+def last_step(folder: Folder) -> int | None:
+    steps = [row["step"] for row in folder.rows if isinstance(row.get("step"), int)]
+    return max(steps, default=None)
+
+
+def duration(seconds: Any) -> str | None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds < 0:
+        return None
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,78 @@
+"""A run is a folder. Who may start or continue one there, and where the pieces lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lebm import checkpoint
+from lebm.config import Config, merge, resolve
+from lebm.errors import CheckpointError
+
+# What may change when a run goes on: how long, how often it speaks, and which code computes the same numbers.
+FREE_ON_RESUME = ("training.steps", "training.log_every", "training.checkpoint_every", "engine")
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def config(self) -> Config:
+        return resolve(self.config_file)
+
+
+def default_folder(experiment: str) -> Path:
+    """runs/NAME, or runs/NAME-2, -3, … where that is taken."""
+    first = Path("runs") / experiment
+    n, path = 2, first
+    while path.exists():
+        path, n = first.with_name(f"{first.name}-{n}"), n + 1
+    return path
+
+
+def open_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
+    """Make the run folder, or go on in it; the config that counts is returned and lies in config.yaml."""
+    run = Run(path)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file; --run takes a folder")
+    if run.config_file.is_file():
+        if not resume:
+            raise CheckpointError(f"{path} already holds a run; add --resume to go on with it or choose another --run")
+        config = _continued(run.config(), config, path)
+    elif path.is_dir() and any(not p.name.startswith(".tmp-") for p in path.iterdir()):
+        raise CheckpointError(f"{path} is not empty and holds no run (no config.yaml); choose another --run")
+    path.mkdir(parents=True, exist_ok=True)
+    checkpoint.sweep(path)
+    checkpoint.sweep(run.checkpoints)
+    checkpoint.write_atomic(run.config_file, config.to_yaml())
+    return run, config
+
+
+def _continued(old: Config, new: Config, path: Path) -> Config:
+    a, b = _flat(old.to_dict()), _flat(new.to_dict())
+    changed = [k for k in a if a[k] != b[k] and k not in FREE_ON_RESUME]
+    if changed:
+        k = changed[0]
+        raise CheckpointError(
+            f"the run in {path} has {k} = {a[k]}, not {b[k]}; to resume keep its config (lebm train {path} --resume), or choose another --run"
+        )
+    return resolve(merge(old.to_dict(), new.to_dict()))
+
+
+def _flat(values: dict, where: str = "") -> dict:
+    out = {}
+    for k, v in values.items():
+        out.update(_flat(v, f"{where}{k}.") if isinstance(v, dict) else {where + k: v})
+    return out

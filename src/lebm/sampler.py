@@ -1,0 +1,43 @@
+"""Short-run Langevin dynamics (equation 8 of the paper). Knows no model: a score, a start, a chain and randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class ChainLike(Protocol):
+    @property
+    def steps(self) -> int: ...
+    @property
+    def step_size(self) -> float: ...
+
+
+def langevin(
+    score: Callable[[Tensor], Tensor],
+    z: Tensor,
+    chain: ChainLike,
+    rng: torch.Generator,
+    *,
+    shared_noise: bool = False,
+    watch: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:
+    """Run z <- z + (s^2/2) score(z) + s e for chain.steps steps, on every row of z at once.
+
+    The paper writes `s grad + sqrt(2 s) e`; its s is our s^2/2. The published 0.4 and 0.1 are our s.
+    `shared_noise` gives every row the same e, so that a row's path does not depend on its neighbours;
+    `watch(k, z)` sees the state after k steps, k = 0 being the start.
+    """
+    s = chain.step_size
+    shape = (1, *z.shape[1:]) if shared_noise else z.shape
+    if watch:
+        watch(0, z)
+    for k in range(chain.steps):
+        e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)
+        z = z.add(score(z), alpha=0.5 * s * s).add_(e, alpha=s)
+        if watch:
+            watch(k + 1, z)
+    return z

@@ -1,0 +1,100 @@
+"""Everything a run carries from one step to the next, and how it goes to disk and back."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lebm import checkpoint
+from lebm.config import Config
+from lebm.errors import CheckpointError
+from lebm.learn import make_optimizer
+from lebm.model import LatentEBM, restore
+from lebm.rng import stream
+from lebm.runs import Run
+from lebm.version import __version__
+
+
+class TrainingState:
+    """Everything a checkpoint holds: both networks, the optimiser, the average, the chains' stream and the step."""
+
+    def __init__(self, config: Config, model: LatentEBM, device: torch.device) -> None:
+        self.config, self.model = config, model
+        self.optimizer = make_optimizer(model, config.learning)
+        self.rng = stream(config.seed, "chain", device)
+        self.ema = [p.detach().clone() for p in model.generator.parameters()] if config.learning.ema else []
+        self.step, self.seconds = 0, 0.0
+
+    def set_rates(self, epoch: int) -> None:
+        """Both rates decay exponentially, once an epoch."""
+        le = self.config.learning
+        for group, rate in zip(self.optimizer.param_groups, (le.prior_rate, le.generator_rate), strict=True):
+            rate = rate * le.decay**epoch
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def tensors(self) -> dict[str, Tensor]:
+        names: dict[Tensor, str] = {p: n for n, p in self.model.named_parameters()}
+        out = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        for p, s in self.optimizer.state.items():
+            out.update({f"optimizer.{names[p]}.{k}": v for k, v in s.items() if isinstance(v, Tensor)})
+        out.update({f"ema.{i}": t for i, t in enumerate(self.ema)})
+        out["rng.chain"] = self.rng.get_state()
+        return out
+
+    def load(self, tensors: dict[str, Tensor], state: dict[str, Any], path: Path) -> None:
+        part = lambda prefix: {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}  # noqa: E731
+        restore(self.model, part("model."), path)
+        try:
+            moments = part("optimizer.")
+            for name, p in self.model.named_parameters():
+                mine = {k.removeprefix(name + "."): v for k, v in moments.items() if k.startswith(name + ".")}
+                if mine:
+                    self.optimizer.state[p] = {k: v.to(p.device if k != "step" or self._step_on_device() else "cpu") for k, v in mine.items()}
+            for i, t in enumerate(self.ema):
+                t.copy_(tensors[f"ema.{i}"])
+            self.rng.set_state(tensors["rng.chain"])
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise CheckpointError(
+                f"{path} is not a checkpoint of this run ({e}); resume on the kind of device it was made on, or train again"
+            ) from None
+
+    def _step_on_device(self) -> bool:
+        return any(g.get("capturable") or g.get("fused") for g in self.optimizer.param_groups)
+
+    def resume_from(self, run: Run) -> None:
+        found = checkpoint.load_latest(run.checkpoints)
+        if found is not None:
+            self.load(*found, run.checkpoints)
+
+    def save(self, run: Run) -> None:
+        note = {"seconds": self.seconds, "lebm": __version__, "config": self.config.to_dict()}
+        checkpoint.save(run.checkpoints, self.step, self.tensors(), note)
+        self.exported().save(run.model_file, {"step": self.step, "lebm": __version__})
+
+    def exported(self) -> LatentEBM:
+        """The model a person uses: with the averaged generator, where there is one."""
+        if not self.ema:
+            return self.model
+        averaged = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for p, t in zip(averaged.generator.parameters(), self.ema, strict=True):
+                p.copy_(t)
+        return averaged
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """One step of the running average of the generator's weights."""
+        if self.ema:
+            torch._foreach_lerp_(self.ema, list(self.model.generator.parameters()), 1 - self.config.learning.ema)
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in self.model.parameters())

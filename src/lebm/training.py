@@ -1,0 +1,256 @@
+"""The loop around learn_step: batch -> step -> log -> checkpoint. Resumes bit for bit, stops by itself when it diverges."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from lebm import checkpoint
+from lebm.config import Config, resolve
+from lebm.data import Batches, data_root
+from lebm.data import load as load_data
+from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
+from lebm.generators.image import as_images, to_pixels, to_x
+from lebm.learn import Step, describe, learn_step
+from lebm.log import Log, progress_bar
+from lebm.model import LatentEBM
+from lebm.runs import Run, open_run
+from lebm.state import TrainingState
+
+# Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
+MAX_ENERGY, MAX_SQUARE = 1e6, 1e4
+# Root mean square displacement a coordinate under which a chain is called frozen (the paper's move by 0.4 and more),
+# and spread over the batch under which it has collapsed to a point.
+FROZEN, COLLAPSED = 0.02, 0.02
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | Config,
+    data: np.ndarray | Tensor | None = None,
+    model: nn.Module | None = None,
+    *,
+    run: str | Path | None = None,
+    resume: bool = False,
+    max_seconds: float | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    console: Console | None = None,
+) -> LatentEBM:
+    """Learn a model by Algorithm 1 and return it, ready to sample.
+
+    `config` is a preset's name, a YAML file, a mapping or a Config; `data` your own training rows instead of config.data
+    (images as uint8 or floats in [-1, 1], or whatever your generator takes); `model` your own generator (`log_prob(x, z)`
+    and `decode(z)`) or a LatentEBM to go on with. With `run` the log, checkpoints and weights are kept in that folder.
+    """
+    config = resolve(config)
+    where = pick_device(device)
+    folder = None
+    if run is not None:
+        folder, config = open_run(Path(run), config, resume)
+    elif resume:
+        raise CheckpointError("resume needs the run folder to go on with; give run=...")
+    net = _build(config, model).to(where)
+    rows = _rows(config, net, data, data_dir, console)
+    state = TrainingState(config, net, where)
+    if folder is not None:
+        state.resume_from(folder)
+    Loop(state, Batches(rows, config.training.batch, config.seed, where), folder, max_seconds, console).run()
+    return state.exported().eval()
+
+
+def pick_device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda") and not name.startswith("cuda:"):
+        raise ConfigError(f"device is {name!r}; it must be auto, cpu or cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but PyTorch sees no CUDA device; use --device cpu or auto")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _build(config: Config, model: nn.Module | None) -> LatentEBM:
+    if isinstance(model, LatentEBM):
+        if model.config.nz != config.nz:
+            raise ConfigError(f"the model has nz = {model.config.nz}, the configuration {config.nz}; make them equal")
+        model.config = config
+        return model.train()
+    return LatentEBM(config, model)
+
+
+def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Console | None) -> Tensor:
+    """Training rows: images as uint8, anything else as it is."""
+    if data is None:
+        if net.own_generator and not hasattr(net.generator, "as_input"):
+            shape = getattr(net.generator, "shape", None)
+            if shape is None:
+                raise DataError("a generator of your own needs its data too; pass data=...")
+        with progress_bar(console, "reading data") as update:
+            return load_data(config, data_root(data_dir), update).train
+    if not net.own_generator:
+        images = as_images(data, net.generator.shape)  # type: ignore[arg-type]
+        return to_pixels(images) if torch.as_tensor(data).dtype == torch.uint8 else images
+    return net.as_input(data)
+
+
+class Loop:
+    """Steps until the configured number, the time limit, a signal or divergence; always leaves a good checkpoint."""
+
+    def __init__(self, state: TrainingState, batches: Batches, run: Run | None, max_seconds: float | None, console: Console | None) -> None:
+        self.state, self.batches, self.run_folder, self.max_seconds, self.console = state, batches, run, max_seconds, console
+        self.config = state.config.training
+        self.log = Log(run.path, state.step) if run else None
+        self.warned: set[str] = set()
+
+    def run(self) -> None:
+        state, run = self.state, self.run_folder
+        if run and not checkpoint.steps(run.checkpoints):
+            state.save(run)
+        try:
+            with stop_on_signals() as stop, progress_bar(self.console, "training") as update:
+                signum = self._steps(stop, update)
+        finally:
+            if self.log:
+                self.log.close()
+        if signum:
+            raise Interrupted(f"stopped at step {state.step} of {self.config.steps} by {signal.Signals(signum).name}{self._how_to_go_on()}", signum)
+        if state.step < self.config.steps and self.console:
+            self.console.print(f"time is up at step {state.step} of {self.config.steps}{self._how_to_go_on()}")
+
+    def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
+        state, config = self.state, self.config
+        engine = choose_engine(state)
+        started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
+        saved = state.step
+        while state.step < config.steps:
+            rows = self.batches(state.step)
+            epoch = self.batches.epoch(state.step)
+            state.set_rates(epoch)
+            seen = engine(rows)
+            state.average()
+            state.step += 1
+            now = time.monotonic()
+            late = self.max_seconds is not None and now - started > self.max_seconds
+            last = late or bool(stop) or state.step == config.steps
+            checkpoint_now = last or state.step % config.checkpoint_every == 0
+            if state.step % config.log_every == 0 or checkpoint_now:
+                row = {"step": state.step, "epoch": epoch, **describe(seen, state.model, as_floats(rows))}
+                now = time.monotonic()  # describe waited for the device
+                row["steps_per_second"] = (state.step - marked[1]) / max(now - marked[0], 1e-9)
+                state.seconds = before + now - started
+                row["seconds"] = round(state.seconds, 3)
+                marked = (now, state.step)
+                self._watch(row, checkpoint_now)
+                update(state.step, config.steps, note=_note(row))
+            if checkpoint_now and self.run_folder and state.step > saved:
+                state.save(self.run_folder)
+                saved = state.step
+            if last:
+                break
+        return stop.get("signum", 0)
+
+    def _watch(self, row: dict[str, Any], weights_too: bool) -> None:
+        """Log the row; stop on divergence; say once when a chain is frozen or collapsed."""
+        trouble = diverged(row) or ("the weights are not finite" if weights_too and not self.state.finite() else None)
+        if self.log:
+            self.log.row({k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
+            if trouble:
+                self.log.row({"step": row["step"], "warning": f"diverged: {trouble}"})
+        if trouble:
+            good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
+            kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
+            raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
+        for warning in frozen(row, self.state.config):
+            key = warning.split(":")[0]
+            if key not in self.warned:
+                self.warned.add(key)
+                if self.log:
+                    self.log.row({"step": row["step"], "warning": warning})
+                if self.console:
+                    self.console.print(f"[yellow]warning[/] at step {row['step']}: {warning}")
+
+    def _how_to_go_on(self) -> str:
+        run = self.run_folder
+        return f"; saved. Go on with: lebm train {run.path} --resume" if run else "; nothing was kept, since no run folder was given"
+
+
+def choose_engine(state: TrainingState) -> Callable[[Tensor], Step]:
+    """rows -> Step: the code that computes a learning step. The reference is learn_step itself."""
+    config = state.config
+
+    def reference(rows: Tensor) -> Step:
+        return learn_step(state.model, as_floats(rows), state.optimizer, config.chains, config.learning, state.rng)
+
+    return reference
+
+
+def as_floats(rows: Tensor) -> Tensor:
+    """Stored pixels -> x in [-1, 1]; rows of other kinds pass."""
+    return to_x(rows) if rows.dtype == torch.uint8 else rows
+
+
+def diverged(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with the numbers of a log row, with advice; None when they are sane."""
+    advice = {
+        "f": "lower learning.prior_rate, or set learning.clip or learning.l2",
+        "z": "lower chains.prior.step_size or chains.posterior.step_size, or learning.prior_rate",
+        "log_px": "lower learning.generator_rate or chains.posterior.step_size, or raise generator.sigma",
+    }
+    for key, limit, hint in (
+        ("f_pos", MAX_ENERGY, "f"),
+        ("f_neg", MAX_ENERGY, "f"),
+        ("z_sq_neg", MAX_SQUARE, "z"),
+        ("z_sq_pos", MAX_SQUARE, "z"),
+        ("log_px", math.inf, "log_px"),
+        ("grad_prior", math.inf, "f"),
+        ("grad_generator", math.inf, "log_px"),
+    ):
+        value = row[key]
+        if not math.isfinite(value) or abs(value) > limit:
+            return f"{key} is {value:.4g}; {advice[hint]}"
+    return None
+
+
+def frozen(row: Mapping[str, Any], config: Config) -> Iterator[str]:
+    """Chains that do not move or that have collapsed to a point: learning goes on, but its samples mean little."""
+    for name, kind in (("neg", "prior"), ("pos", "posterior")):
+        steps = getattr(config.chains, kind).steps
+        if steps and row[f"disp_{name}"] < FROZEN:
+            yield f"the {kind} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise chains.{kind}.step_size or .steps"
+        if row[f"z_spread_{name}"] < COLLAPSED and config.training.batch > 1:
+            yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    error = f"mse {row['mse']:.4f} " if "mse" in row else f"log p(x|z) {row['log_px']:.1f} "
+    return f"{error}gap {row['gap']:+.3f} {row['steps_per_second']:.1f} steps/s"
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[dict[str, int]]:
+    """Ctrl-C and SIGTERM set a flag that the loop reads after the step in hand. A second Ctrl-C stops at once."""
+    flag: dict[str, int] = {}
+
+    def note(signum: int, frame: Any) -> None:
+        if flag:
+            raise KeyboardInterrupt
+        flag["signum"] = signum
+
+    previous = {}
+    try:
+        for s in (signal.SIGINT, signal.SIGTERM):
+            previous[s] = signal.signal(s, note)
+    except ValueError:  # not the main thread: the caller's signals stay as they are
+        pass
+    try:
+        yield flag
+    finally:
+        for s, handler in previous.items():
+            signal.signal(s, handler)

@@ -1,0 +1,129 @@
+"""Batches as a function of the step, and the cache of decoded images."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from lebm import rng
+from lebm.data import Batches
+from lebm.data import batches as batches_module
+from lebm.data.cache import FOLDER, Decoded, cached
+from lebm.errors import DataError
+
+
+def rows(n):
+    return torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1).expand(n, 1, 2, 2).contiguous()
+
+
+def test_an_epoch_is_a_permutation_without_the_remainder():
+    b = Batches(rows(23), 5, seed=3, device="cpu")
+    assert (b.per_epoch, b.batch, b.epoch(3), b.epoch(4)) == (4, 5, 0, 1)
+    order = torch.randperm(23, generator=rng.stream(3, "data/epoch-1"))
+    got = torch.cat([b.indices(s) for s in range(4, 8)])
+    assert got.dtype == torch.int64 and got.tolist() == order[:20].tolist()
+    assert torch.equal(b(5), rows(23)[order[5:10]]) and b(5).dtype == torch.uint8
+
+
+def test_a_step_knows_no_history():
+    a, b = Batches(rows(23), 5, seed=3), Batches(rows(23), 5, seed=3)
+    forward = [a(s).clone() for s in range(30)]
+    for s in (29, 0, 17, 4, 3, 29):
+        assert torch.equal(b(s), forward[s])
+    assert not torch.equal(Batches(rows(23), 5, seed=4)(0), forward[0])
+
+
+def test_fewer_rows_than_a_batch():
+    b = Batches(rows(3), 5, seed=0)
+    assert b.batch == 3 and b.per_epoch == 1 and sorted(b(7)[:, 0, 0, 0].tolist()) == [0, 1, 2] and b.epoch(7) == 7
+
+
+def test_nothing_to_learn_from():
+    with pytest.raises(DataError, match="no training images"):
+        Batches(rows(3)[:0], 5, seed=0)
+    with pytest.raises(DataError, match="batch size is 0"):
+        Batches(rows(3), 0, seed=0)
+    with pytest.raises(ValueError, match="negative"):
+        Batches(rows(3), 1, seed=0)(-1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_device_sees_the_same_batches(fits, monkeypatch):
+    if not fits:
+        monkeypatch.setattr(batches_module, "_fits", lambda images, device: False)
+    here, there = Batches(rows(23), 5, seed=3), Batches(rows(23), 5, seed=3, device="cuda")
+    assert there.images.is_cuda == fits
+    for s in (0, 5, 11):
+        assert there(s).is_cuda and there.indices(s).is_cuda
+        assert torch.equal(there(s).cpu(), here(s)) and torch.equal(there.indices(s).cpu(), here.indices(s))
+
+
+# --- cache --------------------------------------------------------------------------------------------------------
+
+
+class Builder:
+    def __init__(self, labels=None):
+        self.calls, self.labels = 0, labels
+
+    def __call__(self):
+        self.calls += 1
+        return Decoded(np.arange(48, dtype=np.uint8).reshape(4, 3, 2, 2), 3, self.labels)
+
+
+def source(folder, text="x"):
+    path = folder / "source"
+    path.write_text(text)
+    return [path]
+
+
+def test_cache_keeps_rows_and_labels(tmp_path):
+    build, files = Builder(np.array([3, 1, 2, 0])), source(tmp_path)
+    for _ in range(2):
+        s = cached(tmp_path, "set-2x3", files, build).splits("here")
+        assert s.train.shape == (3, 3, 2, 2) and s.test.flatten().tolist() == list(range(36, 48))
+        assert s.train_labels.tolist() == [3, 1, 2] and s.test_labels.tolist() == [0]
+    assert build.calls == 1
+    s.train.zero_()  # a private mapping: what is kept stays as it is
+    assert int(cached(tmp_path, "set-2x3", files, build).images.sum()) == sum(range(48))
+
+
+def test_cache_follows_its_sources(tmp_path):
+    build, files = Builder(), source(tmp_path)
+    cached(tmp_path, "set-2x3", files, build)
+    cached(tmp_path, "set-4x3", files, build)
+    os.utime(files[0], ns=(1, 1))
+    cached(tmp_path, "set-2x3", files, build)
+    assert build.calls == 3
+    names = sorted(p.name for p in (tmp_path / FOLDER).iterdir())
+    assert [n[:7] for n in names] == ["set-2x3", "set-2x3", "set-4x3", "set-4x3"]  # the stale one is gone
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\x93NUMPY\x01\x00", b"PK\x03\x04", None])
+def test_damaged_cache_is_made_again(tmp_path, suffix, raw):
+    build, files = Builder(), source(tmp_path)
+    cached(tmp_path, "set-2x3", files, build)
+    path = next((tmp_path / FOLDER).glob(f"*{suffix}"))
+    path.write_bytes(path.read_bytes()[:-1] if raw is None else raw)
+    assert cached(tmp_path, "set-2x3", files, build).images.shape == (4, 3, 2, 2) and build.calls == 2
+    cached(tmp_path, "set-2x3", files, build)
+    assert build.calls == 2
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    build, files = Builder(), source(tmp_path)
+    (tmp_path / FOLDER).write_text("in the way")
+    for calls in (1, 2):
+        assert len(cached(tmp_path, "set-2x3", files, build).images) == 4 and build.calls == calls
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    build, files = Builder(), source(tmp_path)
+    monkeypatch.setattr(np, "save", full)
+    assert len(cached(tmp_path, "set-2x3", files, build).images) == 4
+    assert list((tmp_path / FOLDER).iterdir()) == []

@@ -1,0 +1,221 @@
+"""The report page: complete, safe, self-contained, and patient with whatever a run folder lacks."""
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from lebm import figures, report
+from lebm.errors import UserError
+from lebm.report import sections
+
+EVIL = '<script>alert("x")</script>&'
+RESULT = {
+    "experiment": "digits",
+    "metrics": {"frechet": 1.8, "frechet_gaussian": 7.74, "mse": 0.0203, "mse_100": 0.0151, "own": {"score": 3}},
+    "protocol": {"samples": 10000, "features": "raw pixels"},
+    "seed": 1, "steps": 3000, "device": "CPU", "seconds": 97.3, "code": "4f2c1e9", "command": "lebm evaluate runs/digits",
+}  # fmt: skip
+ROWS = [{"step": t, "f_pos": 1.0, "f_neg": 0.5, "gap": 0.5, "mse": 0.1} for t in (50, 100, 150)]
+TITLES = ["Numbers", "Samples", "Test reconstructions", "Energy along a chain", "Training", "Configuration", "Run it again"]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the text, and whether every element is closed in order."""
+
+    VOID = frozenset({"meta", "link", "img", "br"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.raw, self.tags, self.words, self.open = text, [], "", []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words += data
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def page_of(run):
+    page = Page(report.write(run).read_text(encoding="utf-8"))
+    assert page.open == []
+    return page
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with everything in it."""
+    folder = tmp_path / "runs" / "digits"
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 1, 8, 8), dtype=np.uint8)
+    figures.save(figures.grid(pixels), folder / "figures" / "samples.png")
+    figures.save(figures.grid(pixels[::-1]), folder / "figures" / "samples-gaussian.png")
+    figures.save(figures.pairs(pixels, pixels), folder / "figures" / "reconstructions.png")
+    figures.save(figures.energy_profile(np.zeros((11, 3))), folder / "figures" / "energy.svg")
+    (folder / "config.yaml").write_text("experiment: digits\nnz: 16\nprior:\n  kind: energy\n")
+    (folder / "metrics.json").write_text(json.dumps(RESULT))
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return folder
+
+
+def rewrite(run, **changes):
+    (run / "metrics.json").write_text(json.dumps(RESULT | changes))
+
+
+def test_every_section_is_there_in_order(run):
+    page = page_of(run)
+    places = [page.words.index(title) for title in TITLES]
+    assert places == sorted(places)
+    assert len(page.all("h1")) == 1 and len(page.all("h2")) == len(TITLES)
+    assert len(page.all("img")) == 4 + 3  # three panels: gap, f, mse
+    for words in (
+        "1.8",
+        "7.74",
+        "4.3 times smaller",
+        "0.0203",
+        "0.0151",
+        "own.score",
+        "raw pixels",
+        "10,000",
+        "97 s",
+        "nz: 16",
+        "lebm evaluate runs/digits",
+    ):
+        assert words in page.words, words
+
+
+def test_the_page_loads_nothing_from_elsewhere(run):
+    page = page_of(run)
+    for tag, attrs in page.tags:
+        for name in ("src", "href", "srcset", "data", "action", "poster"):
+            assert attrs.get(name, "data:").startswith("data:"), (tag, attrs)
+    assert not any(word in page.raw for word in ("http://", "https://", "@import", "url("))
+    policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+
+
+def test_the_page_is_usable_by_everyone(run):
+    page = page_of(run)
+    assert all(image["alt"] for image in page.all("img"))
+    assert page.all("html") == [{"lang": "en"}]
+    assert any("width=device-width" in meta.get("content", "") for meta in page.all("meta"))
+    assert len(page.all("details")) == len(page.all("summary")) == 2
+    for rule in ("prefers-color-scheme: dark", "max-width: 700px", "@media print", ":focus-visible"):
+        assert rule in page.raw
+
+
+def test_text_from_files_is_never_markup(run):
+    rewrite(
+        run, experiment=EVIL, metrics={EVIL: EVIL, "mse": EVIL}, protocol={EVIL: EVIL}, device=EVIL, code=EVIL, seed=EVIL, steps=EVIL, command=EVIL
+    )
+    (run / "config.yaml").write_text(f"nz: '{EVIL}'\n")
+    (run / "log.jsonl").write_text(json.dumps({"step": EVIL, "warning": EVIL}) + "\n")
+    page = page_of(run)
+    assert len(page.all("script")) == 1
+    assert "alert(" not in page.raw.replace("alert(&quot;x", "")
+    assert page.words.count(EVIL) >= 8
+
+
+@pytest.mark.parametrize(
+    "missing", ["metrics.json", "log.jsonl", "config.yaml", "figures/samples.png", "figures/samples-gaussian.png", "figures/energy.svg"]
+)
+def test_any_part_may_be_missing(run, missing):
+    (run / missing).unlink()
+    page = page_of(run)
+    assert "digits" in page.words
+    assert "Samples" in page.words and "Test reconstructions" in page.words
+
+
+def test_an_empty_folder_gives_a_page_of_notes(tmp_path):
+    page = page_of(tmp_path)
+    assert tmp_path.name in page.words
+    assert page.words.count(" yet") >= 4 and "No training log" in page.words
+    assert page.all("img") == []
+
+
+def test_damaged_files_are_named_on_the_page(run):
+    (run / "metrics.json").write_text('{"metrics": ')
+    (run / "config.yaml").write_text("a: [")
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"step": 200, "ms')
+    page = page_of(run)
+    for words in ("metrics.json is not readable", "config.yaml is not readable", "1 line of log.jsonl could not be read and is left out"):
+        assert words in page.words
+
+
+@pytest.mark.parametrize(
+    "result", [{"metrics": [1]}, {"metrics": {"frechet": None}}, {"metrics": {"frechet": 0, "frechet_gaussian": 1}, "seconds": "long"}, []]
+)
+def test_unexpected_metrics_are_no_reason_to_fail(run, result):
+    (run / "metrics.json").write_text(json.dumps(result))
+    assert "Samples" in page_of(run).words
+
+
+def test_warnings_of_the_log_are_shown(run):
+    assert "Warnings" not in page_of(run).words
+    with (run / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 120, "warning": "the gap is 35"}) + "\n")
+    page = page_of(run)
+    assert "Warnings" in page.words and "step 120" in page.words and "the gap is 35" in page.words
+
+
+def test_many_warnings_are_cut_to_the_last(run):
+    (run / "log.jsonl").write_text("".join(json.dumps({"step": t, "warning": f"w{t}."}) + "\n" for t in range(80)))
+    page = page_of(run)
+    assert "The last 50 of 80" in page.words and "w79." in page.words and "w29." not in page.words
+
+
+def test_the_page_does_not_praise_a_prior_that_does_not_help(run):
+    rewrite(run, metrics={"fid": 8.0, "fid_gaussian": 7.7})
+    words = page_of(run).words
+    assert "no gain yet (FID 8 against 7.7" in words and "times smaller" not in words
+    assert 'class="card best"' not in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_gaussian_ablation_is_called_what_it_is(run):
+    (run / "config.yaml").write_text("prior: {kind: gaussian}\n")
+    page = page_of(run)
+    assert "the ablation" in page.words and "Fixed prior" in page.words
+    assert "earned prior" not in page.words.split("Test reconstructions")[0].split("Samples")[1]
+
+
+def test_saved_curves_stand_in_for_a_missing_log(run):
+    (run / "log.jsonl").unlink()
+    figures.save(figures.training_curves(ROWS), run / "figures" / "curves.svg")
+    assert len(page_of(run).all("img")) == 4 + 1
+
+
+def test_writing_again_gives_the_same_page(run):
+    first = report.write(run)
+    before = first.read_bytes()
+    assert report.write(str(run)) == run / "report.html" and first.read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="not a run folder"):
+        report.write(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1.8123, "1.812"), (0.02031, "0.02031"), (7.70, "7.7"), (64.571, "64.57"), (12345.6, "12,346"), (3e-5, "3e-05"), (0.0, "0"), (float("nan"), "not finite"),
+     (999.99, "1000"), (-2.5, "-2.5"), (20.0, "20")],
+)  # fmt: skip
+def test_numbers_are_short(value, shown):
+    assert sections.short(value) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(97.3, "97 s"), (600, "10 min"), (7500, "2 h 5 min"), (None, None), ("x", None), (-1, None)])
+def test_durations(seconds, shown):
+    assert sections.duration(seconds) == shown
