@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +42,7 @@ console = Console(stderr=True)  # progress and messages; results go to files and
 out = Console()
 
 
-class Device(str, Enum):
+class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"

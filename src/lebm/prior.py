@@ -5,6 +5,7 @@ f is the NEGATIVE energy: log p_alpha(z) = f(z) + log N(z; 0, I) - log Z, with Z
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -53,7 +54,7 @@ class EnergyPrior(GaussianPrior):
         config = config or Prior()
         self.config = config
         sizes = [nz] + [config.width] * config.depth + [1]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         for layer in self._linear():
             nn.init.xavier_normal_(layer.weight)
         self._act, self._back = activation(config.activation, config.leak)

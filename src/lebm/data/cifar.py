@@ -12,8 +12,8 @@ from lebm.data.plain_pickle import load_plain
 from lebm.data.splits import Dataset, Progress, Splits, check_size, first_folder, found
 from lebm.errors import DataError
 
-BIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6)) + ("test_batch.bin",)
-PY = tuple(f"data_batch_{i}" for i in range(1, 6)) + ("test_batch",)
+BIN = (*tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+PY = (*tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 BIN_PLACES = ("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "CIFAR10", ".")
 PY_PLACES = ("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "cifar10", "CIFAR10", ".")
 PIXELS = 3 * 32 * 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -39,7 +40,7 @@ class ImageGenerator(nn.Module):
         self.shape = (config.channels, config.size, config.size)
         widths = [w * config.ngf for w in config.widths or default_widths(hidden_layers(config))]
         layers = [nn.ConvTranspose2d(nz, widths[0], config.base)]
-        layers += [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+        layers += [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths)]
         if config.last == "up":
             layers.append(nn.ConvTranspose2d(widths[-1], config.channels, 4, stride=2, padding=1))
         else:
