@@ -136,13 +136,18 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     for old in steps(folder)[:-KEEP]:
-        shutil.rmtree(folder / f"{old:08d}", ignore_errors=True)
+        gone = folder / f".tmp-old-{old:08d}"  # renamed first: a kill in the middle leaves no half of a checkpoint
+        try:
+            (folder / f"{old:08d}").replace(gone)
+        except OSError:
+            continue
+        shutil.rmtree(gone, ignore_errors=True)
     return target
 
 
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints present, in order."""
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir()) if folder.is_dir() else []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()) if folder.is_dir() else []
 
 
 def sweep(folder: Path) -> None:
@@ -166,9 +171,10 @@ def load_latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"checkpoint {newest} is damaged: {STATE} is not readable; {advice}") from None
     path = newest / TENSORS
-    refuse_pickle(path)
-    with open(path, "rb") as f:
-        actual = hashlib.file_digest(f, "sha256").hexdigest()
-    if actual != expected:
+    if path.is_file():
+        refuse_pickle(path)
+        with open(path, "rb") as f:
+            actual = hashlib.file_digest(f, "sha256").hexdigest()
+    if not path.is_file() or actual != expected:
         raise CheckpointError(f"checkpoint {newest} is damaged: {TENSORS} does not match its checksum; {advice}")
     return load_tensors(path)[0], state

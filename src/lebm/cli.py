@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -15,20 +17,20 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
 from lebm import checkpoint, figures, results
+from lebm.bench import bench as run_bench
 from lebm.config import preset_names, resolve
 from lebm.data import DATASETS, data_root, read_inputs
 from lebm.errors import Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate as evaluate_run
-from lebm.generators.image import to_pixels
+from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.model import LatentEBM, load
-from lebm.runs import default_folder
-from lebm.training import as_floats, pick_device
+from lebm.runs import check_run, default_folder, latest_folder
+from lebm.training import pick_device
 from lebm.training import train as train_model
 from lebm.version import __version__
 
@@ -84,14 +86,17 @@ def train(
         print(config.to_yaml(), end="")
         model = LatentEBM(config)
         counts = {name: sum(p.numel() for p in net.parameters()) for name, net in (("prior", model.prior), ("generator", model.generator))}
-        console.print(f"parameters: prior {counts['prior']:,}, generator {counts['generator']:,}; device {pick_device(device.value)}")
+        say(f"parameters: prior {counts['prior']:,}, generator {counts['generator']:,}; device {pick_device(device.value)}")
         return
     if run is None:
-        run = Path(source) if resume and Path(source).is_dir() else default_folder(config.experiment)
+        here = Path(source) / "config.yaml"
+        run = (Path(source) if here.is_file() else latest_folder(config.experiment)) if resume else default_folder(config.experiment)
+    check_run(run, config, resume)
     console.print(Syntax(config.to_yaml(), "yaml", background_color="default"))
-    console.print(f"run folder: {run}")
+    say(f"run folder: {run}")
     train_model(config, run=run, resume=resume, max_seconds=max_seconds, device=device.value, data_dir=data_dir, console=console)
-    console.print(f"done. Look at it: lebm evaluate {run}   or   lebm sample {run} -n 64 --out samples.png")
+    where = shlex.quote(str(run))
+    say(f"look at it: lebm evaluate {where}   or   lebm sample {where} -n 64 --out samples.png")
 
 
 @app.command()
@@ -100,13 +105,13 @@ def demo(
     device: DeviceOpt = Device.cpu,
 ) -> None:
     """Train on the embedded 8x8 digits and make a report: the whole method in a few minutes on a CPU."""
-    console.print("Learning a latent energy-based prior on scikit-learn's 8x8 digits: about a minute on two cores.")
+    say("Learning a latent energy-based prior on scikit-learn's 8x8 digits: about a minute on two cores.")
     config = resolve("digits")
     train_model(config, run=run, resume=run.exists(), device=device.value, console=console)
     summary = evaluate_run(run, device=device.value, console=console)
     _print_metrics(summary)
     m = summary["metrics"]
-    out.print(
+    print(
         f"Samples from the learned prior lie {m['frechet_gaussian'] / m['frechet']:.1f} times closer to the data than samples "
         "from N(0, I) through the same generator: this is what the energy-based prior buys."
     )
@@ -123,15 +128,15 @@ def sample(
     device: DeviceOpt = Device.auto,
 ) -> None:
     """Draw from the learned prior and generate."""
-    _check_ending(to, ".png", ".npz")
+    _check_target("--out", to, ".png", ".npz")
     model = load(run, pick_device(device.value))
     with progress_bar(console, "sampling") as update:
         x = model.sample(n, seed, steps, update)
-    if to.suffix == ".png":
+    if to.suffix.lower() == ".png":
         figures.save(figures.grid(to_pixels(x)), to)
     else:
         _save_npz(to, x=x.numpy())
-    console.print(f"{n} samples in {to}")
+    say(f"{n} samples in {to}")
 
 
 @app.command()
@@ -144,18 +149,18 @@ def reconstruct(
     device: DeviceOpt = Device.auto,
 ) -> None:
     """Infer z for every image and generate it again."""
-    _check_ending(to, ".png", ".npz")
+    _check_target("--out", to, ".png", ".npz")
     model, rows, _ = _model_and_inputs(run, inputs, device)
     x = as_floats(rows)
     with progress_bar(console, "inferring") as update:
         z = model.infer(x, seed, steps, progress=update)
     x_hat = model.decode(z).cpu()
     mse = (x - x_hat).square().flatten(1).mean(1)
-    if to.suffix == ".png":
+    if to.suffix.lower() == ".png":
         figures.save(figures.pairs(to_pixels(x), to_pixels(x_hat)), to)
     else:
         _save_npz(to, x_hat=x_hat.numpy(), z=z.numpy(), mse=mse.numpy())
-    console.print(f"{len(x)} reconstructions in {to}; mean squared error {float(mse.mean()):.4f} per pixel in [-1, 1]")
+    say(f"{len(x)} reconstructions in {to}; mean squared error {float(mse.mean()):.4f} per pixel in [-1, 1]")
 
 
 @app.command()
@@ -169,7 +174,7 @@ def score(
     device: DeviceOpt = Device.auto,
 ) -> None:
     """Score every image: minus the unnormalised log-posterior at an inferred z; higher is more anomalous."""
-    _check_ending(to, ".csv")
+    _check_target("--out", to, ".csv")
     model, rows, names = _model_and_inputs(run, inputs, device)
     with progress_bar(console, "scoring") as update:
         scores = model.anomaly_score(as_floats(rows), seed, steps, update).tolist()
@@ -177,9 +182,9 @@ def score(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "file", "score"])
-    writer.writerows([i, names[i], f"{value:.6g}"] for i, value in table)
+    writer.writerows([i, names[i], f"{value:.9g}"] for i, value in table)
     checkpoint.write_atomic(to, text.getvalue())
-    console.print(f"{len(scores)} scores in {to}")
+    say(f"{len(scores)} scores in {to}")
 
 
 @app.command()
@@ -193,12 +198,29 @@ def evaluate(
     result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
 ) -> None:
     """Measure a run: metrics.json, figures and report.html in its folder."""
+    if result is not None:
+        _check_target("--result", result, ".json")
     chosen = tuple(m.strip() for m in metrics.split(",") if m.strip()) if metrics else None
     summary = evaluate_run(run, chosen, samples=samples, seed=seed, device=device.value, data_dir=data_dir, console=console)
     if result is not None:
         results.write(result, summary)
     _print_metrics(summary)
     print(f"report: {(run / 'report.html').resolve()}")
+
+
+@app.command()
+def bench(
+    preset: Annotated[list[str] | None, typer.Option(help="Which to measure; may be repeated. Default svhn on CUDA, digits on a CPU.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")
+    ] = None,
+    device: DeviceOpt = Device.auto,
+    sweep: Annotated[bool, typer.Option(help="Also vary the batch and both chains' lengths.")] = True,
+    to: Annotated[Path | None, typer.Option("--out", help="The result file; default results/bench-DEVICE.json.")] = None,
+) -> None:
+    """Time a learning iteration beside the paper's listing and the hardware's floor."""
+    chosen = preset or (["svhn"] if pick_device(device.value).type == "cuda" else ["digits"])
+    run_bench(chosen, device.value, to, sweep, settings or [], out)
 
 
 @app.command()
@@ -229,20 +251,29 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show this one resol
 def data(data_dir: DataOpt = None) -> None:
     """Say for every known data set where it was found, or how to get it."""
     folder = data_root(data_dir)
-    out.print(f"data folder: {escape(str(folder))}" if folder else "no data folder: set LEBM_DATA or give --data-dir")
-    table = Table("data set", "found", "how to get it")
+    print(f"data folder: {folder}" if folder else "no data folder: set LEBM_DATA or give --data-dir")
     for name, dataset in DATASETS.items():
         found = dataset.find(folder)
-        table.add_row(name, escape(str(found)) if found else "no", "" if found else escape(dataset.how))
-    out.print(table)
+        print(f"{name}: found in {found}" if found else f"{name}: not found\n    {dataset.how}")
 
 
 # --- helpers ------------------------------------------------------------------------------------------------------
 
 
-def _check_ending(path: Path, *endings: str) -> None:
-    if path.suffix not in endings:
-        raise UserError(f"--out {path} ends in {path.suffix or 'nothing'}; it must end in {' or '.join(endings)}")
+def say(words: str) -> None:
+    """A line for people on standard error, as it is: paths unbroken, brackets untouched."""
+    console.print(words, soft_wrap=True, markup=False, highlight=False)
+
+
+def _check_target(option: str, path: Path, *endings: str) -> None:
+    """Said before the work rather than after it: a wrong ending, or a place where nothing can be written."""
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{option} {path} ends in {path.suffix or 'nothing'}; it must end in {' or '.join(endings)}")
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; give a file")
+    above = next(p for p in path.absolute().parents if p.exists())  # missing folders are made
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise UserError(f"{option} {path} cannot be written: {above} is {'not writable' if above.is_dir() else 'a file'}")
 
 
 def _model_and_inputs(run: Path, inputs: list[Path], device: Device) -> tuple[LatentEBM, torch.Tensor, list[str]]:
@@ -252,7 +283,11 @@ def _model_and_inputs(run: Path, inputs: list[Path], device: Device) -> tuple[La
 
 
 def _save_npz(path: Path, **arrays: Any) -> None:
-    checkpoint.write_with(path, lambda temporary: np.savez_compressed(temporary, **arrays))
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as f:
+            np.savez_compressed(f, **arrays)
+
+    checkpoint.write_with(path, write)
 
 
 def _print_metrics(summary: dict[str, Any]) -> None:
@@ -266,22 +301,26 @@ def _run(command: Callable[[], Any]) -> int:
     """Every way a command can end, as an exit code; a user's mistake is one sentence, not a traceback."""
     try:
         command()
+        sys.stdout.flush()
         return 0
     except (UserError, Diverged, Interrupted) as e:
-        console.print(f"[bold red]{'error' if isinstance(e, UserError) else 'stopped'}:[/] {escape(str(e))}", soft_wrap=True)
+        say(f"error: {e}" if isinstance(e, UserError) else str(e))
         return e.exit_code
     except KeyboardInterrupt:
-        console.print("stopped; nothing was being trained, so there is nothing to save", soft_wrap=True)
+        say("stopped at once; a run goes on from its last checkpoint with --resume")
         return 130
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (MemoryError, RuntimeError) as e:
+        if not isinstance(e, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(e):
+            raise
+        say("error: the memory does not suffice; lower training.batch or generator.ngf, or give fewer images at a time")
+        return 2
     except OSError as e:
-        where = f" ({e.filename})" if e.filename else ""
-        console.print(
-            f"[bold red]error:[/] the system said: {escape(e.strerror or str(e))}{escape(where)}; free space or permissions there, then try again (a run goes on with --resume)",
-            soft_wrap=True,
-        )
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space, then try again (a run goes on with --resume)" if full else "check the path and its permissions"
+        say(f"error: {e.strerror or e}{f' ({e.filename})' if e.filename else ''}; {advice}")
         return 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import math
 import types
 import typing
@@ -22,6 +23,7 @@ import yaml
 from lebm.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_WEIGHTS = 10**9  # in each network; the paper's largest has 5e7
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ def resolve(source: str | Path | Mapping[str, Any] | Config, settings: Iterable[
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    return cast(Config, _build(Config, values, ""))
+    """A Config from nested mappings; what they leave out has its default."""
+    return cast(Config, _build(Config, merge(Config().to_dict(), values), ""))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,18 +173,20 @@ def _parse_setting(setting: str) -> dict[str, Any]:
     if not eq or not key.strip():
         raise ConfigError(f"--set {setting!r} is not KEY=VALUE; write for example --set training.steps=1000")
     try:
-        value = yaml.safe_load(text) if text.strip() else ""
-    except yaml.YAMLError:
+        value = yaml.load(text, Loader) if text.strip() else ""
+    except (yaml.YAMLError, ValueError, RecursionError):
         value = text
     return expand({key.strip(): value})
 
 
 def _read_source(source: str | Path) -> dict[str, Any]:
     path = Path(source)
+    if (path / "config.yaml").is_file():
+        return expand(_read_yaml(path / "config.yaml"))
+    if str(source) in preset_names():  # also where a folder or file here has the same name, as data often has
+        return _read_preset(str(source))
     if path.is_dir():
-        path = path / "config.yaml"
-        if not path.is_file():
-            raise ConfigError(f"{source} is a folder without a config.yaml; name a preset ({', '.join(preset_names())}) or a YAML file")
+        raise ConfigError(f"{source} is a folder without a config.yaml; name a preset ({', '.join(preset_names())}) or a YAML file")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return expand(_read_yaml(path))
     return _read_preset(str(source))
@@ -210,16 +215,34 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_CONFIG_BYTES}")
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; name a preset ({', '.join(preset_names())}) or a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as e:
-        where = getattr(e, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        raise ConfigError(f"{path} is not readable as YAML{line}; see `lebm presets` for one that is") from None
+        where, problem = getattr(e, "problem_mark", None), getattr(e, "problem", None)
+        line = f" (line {where.line + 1}: {problem})" if where else ""
+        raise ConfigError(f"{path} is not readable as YAML{line}; `lebm presets digits` shows one that is") from None
     if not isinstance(loaded, Mapping):
-        raise ConfigError(f"{path} holds {type(loaded).__name__}, not a mapping of keys to values; see `lebm presets`")
+        what = "nothing" if loaded is None else f"a {type(loaded).__name__}"
+        raise ConfigError(f"{path} holds {what}, not a mapping of keys to values; `lebm presets digits` shows one")
     return dict(loaded)
+
+
+class Loader(yaml.SafeLoader):
+    """Plain YAML: no objects (as in SafeLoader), no aliases (a few lines of them unfold to gigabytes), no key twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not taken here", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
+                raise yaml.MarkedYAMLError(problem=f"the key {_show(key.value)} is there twice or is not a name", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 # --- checking -----------------------------------------------------------------------------------------------------
@@ -228,19 +251,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _build(cls: type, values: Any, where: str) -> Any:
     """An instance of the dataclass `cls`, every value checked against its annotation."""
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where.rstrip('.') or 'the configuration'} is {values!r}; it takes the keys {', '.join(f.name for f in fields(cls))}")
+        raise ConfigError(
+            f"{where.rstrip('.') or 'the configuration'} is {_show(values)}; it takes the keys {', '.join(f.name for f in fields(cls))}"
+        )
     hints = typing.get_type_hints(cls)
     names = [f.name for f in fields(cls)]
     for key in values:
         if key not in names:
-            raise ConfigError(f"unknown key {where}{key}{_hint(str(key), names)}; valid here: {', '.join(where + n for n in names)}")
-    try:
-        return cls(**{k: _convert(hints[k], v, where + k) for k, v in values.items()})
-    except TypeError:
-        missing = [
-            f.name for f in fields(cls) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in values
-        ]
-        raise ConfigError(f"{where.rstrip('.')} lacks {', '.join(missing)}") from None
+            raise ConfigError(f"unknown key {where}{str(key)[:60]}{_hint(str(key), names)}; valid here: {', '.join(where + n for n in names)}")
+    return cls(**{k: _convert(hints[k], v, where + k) for k, v in values.items()})
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
@@ -251,13 +270,13 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         return None if value is None else _convert(next(a for a in args if a is not type(None)), value, key)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{key} is {value!r}{_hint(str(value), args)}; it must be one of {', '.join(map(str, args))}")
+            raise ConfigError(f"{key} is {_show(value)}{_hint(str(value), args)}; it must be one of {', '.join(map(str, args))}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{key} is {value!r}; it must be a list such as [{', '.join(['1'] * 2)}]")
+            raise ConfigError(f"{key} is {_show(value)}; it must be a list such as [2, 1]")
         if args[-1] is not Ellipsis and len(value) != len(args):
-            raise ConfigError(f"{key} is {list(value)!r}; it must have {len(args)} entries")
+            raise ConfigError(f"{key} is {_show(list(value))}; it must have {len(args)} entries")
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
         return tuple(_convert(k, v, f"{key}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     return _scalar(hint, value, key)
@@ -269,14 +288,30 @@ def _scalar(kind: Any, value: Any, key: str) -> Any:
     if kind is float and not isinstance(value, bool):
         try:  # YAML 1.1 reads 2e-5 as text
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):
             return number
-    if kind is int and not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
-        return int(value)
+    if kind is int and not isinstance(value, bool):
+        if isinstance(value, int):
+            return value
+        try:  # and 1e4 too
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if number.is_integer():
+            return int(number)
     names = {int: "a whole number", float: "a finite number", str: "text"}
-    raise ConfigError(f"{key} is {value!r}; it must be {names[kind]}")
+    raise ConfigError(f"{key} is {_show(value)}; it must be {names[kind]}")
+
+
+def _show(value: Any) -> str:
+    """A value inside a sentence, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _hint(given: str, valid: Iterable[Any]) -> str:
@@ -287,7 +322,7 @@ def _hint(given: str, valid: Iterable[Any]) -> str:
 def _check_values(c: Config) -> None:
     g, le, tr = c.generator, c.learning, c.training
     rules: list[tuple[bool, str, Any, str]] = [
-        (bool(c.experiment.strip()), "experiment", c.experiment, "must be a name"),
+        (bool(c.experiment.strip()) and not {"..", "/"} & set(Path(c.experiment).parts), "experiment", c.experiment, "must be a name, with no .. in it"),
         (0 <= c.seed < 2**63, "seed", c.seed, "must be between 0 and 2^63 - 1"),
         (1 <= c.nz <= 4096, "nz", c.nz, "must be between 1 and 4096"),
         (c.data.limit is None or c.data.limit >= 1, "data.limit", c.data.limit, "must be at least 1"),
@@ -303,6 +338,8 @@ def _check_values(c: Config) -> None:
         (_doublings(g) is not None, "generator.size", g.size, f"must be generator.base ({g.base}) times a power of two (at least twice it), and at most 256"),
         (g.widths is None or (len(g.widths) == hidden_layers(g) and min(g.widths, default=0) >= 1), "generator.widths", g.widths,
          f"must list {hidden_layers(g)} positive numbers, one for each hidden layer"),
+        (_prior_weights(c) <= MAX_WEIGHTS, "prior.width", c.prior.width, f"makes a network of {_prior_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
+        (_generator_weights(c) <= MAX_WEIGHTS, "generator.ngf", g.ngf, f"makes a network of {_generator_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (c.chains.prior.steps >= 0, "chains.prior.steps", c.chains.prior.steps, "must not be negative"),
         (c.chains.posterior.steps >= 0, "chains.posterior.steps", c.chains.posterior.steps, "must not be negative"),
         (c.chains.prior.step_size > 0, "chains.prior.step_size", c.chains.prior.step_size, "must be above 0"),
@@ -321,7 +358,7 @@ def _check_values(c: Config) -> None:
     ]  # fmt: skip
     for ok, key, value, what in rules:
         if not ok:
-            raise ConfigError(f"{key} is {value}; it {what}")
+            raise ConfigError(f"{key} is {_show(value)}; it {what}")
 
 
 def _doublings(g: Generator) -> int | None:
@@ -335,6 +372,17 @@ def hidden_layers(g: Generator) -> int:
     """Layers before the last one: the first map and its doublings, less the last doubling if the output layer does it."""
     n = _doublings(g) or 1
     return n if g.last == "up" else n + 1
+
+
+def _prior_weights(c: Config) -> int:
+    return c.prior.width * (c.nz + c.prior.width * (c.prior.depth - 1))
+
+
+def _generator_weights(c: Config) -> int:
+    """About how many; a small file must not be able to ask for all memory."""
+    g = c.generator
+    widths = [w * g.ngf for w in g.widths or [2 ** (i + 1) for i in reversed(range(hidden_layers(g)))]]
+    return c.nz * widths[0] * g.base**2 + 16 * sum(a * b for a, b in itertools.pairwise([*widths, g.channels]))
 
 
 def _plain(value: Any) -> Any:

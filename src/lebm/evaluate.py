@@ -17,8 +17,8 @@ from lebm import checkpoint, figures, report, results
 from lebm.config import Chain
 from lebm.data import data_root
 from lebm.data import load as load_data
-from lebm.errors import ConfigError
-from lebm.generators.image import to_pixels
+from lebm.errors import CheckpointError, ConfigError
+from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.log import read as read_log
 from lebm.metrics.fid import Moments, frechet_distance
@@ -26,7 +26,7 @@ from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
 from lebm.sampler import langevin
-from lebm.training import as_floats, pick_device
+from lebm.training import pick_device, refuse_handed_in
 
 SHOWN = 64  # pictures in a grid
 
@@ -63,7 +63,10 @@ def evaluate(
             raise ConfigError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
     if samples < 2:
         raise ConfigError(f"samples is {samples}; a distance needs at least 2")
+    if run.is_file():
+        raise CheckpointError(f"{run} is a file; evaluate takes the run folder, where it also writes what it finds")
     model = load(run, pick_device(device))
+    refuse_handed_in(model.config)
     with progress_bar(console, "reading data") as update:
         splits = load_data(model.config, data_root(data_dir), update)
     ev = Evaluation(model, splits.train, splits.test, samples, seed, lambda what: progress_bar(console, what))

@@ -46,13 +46,17 @@ def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, ch
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
 
 
-def make_optimizer(model: LatentEBM, learning: Learning) -> torch.optim.Adam:
-    """Adam with a rate for each network. Group 0 is alpha (the prior), group 1 beta (the generator)."""
+def make_optimizer(model: LatentEBM, learning: Learning, capturable: bool = False) -> torch.optim.Adam:
+    """Adam with a rate for each network. Group 0 is alpha (the prior), group 1 beta (the generator).
+
+    `capturable` is for CUDA graphs: rates and step counts live on the device and the update is one fused kernel a group.
+    """
+    rates = [learning.prior_rate, learning.generator_rate]
     groups = [
-        {"params": list(model.prior.parameters()), "lr": learning.prior_rate},
-        {"params": list(model.generator.parameters()), "lr": learning.generator_rate},
+        {"params": list(net.parameters()), "lr": torch.tensor(rate, device=model.device) if capturable else rate}
+        for net, rate in zip((model.prior, model.generator), rates, strict=True)
     ]
-    return torch.optim.Adam(groups, betas=learning.betas)
+    return torch.optim.Adam(groups, betas=learning.betas, capturable=capturable, fused=True if capturable else None)
 
 
 @torch.no_grad()

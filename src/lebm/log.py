@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where a run is written
 
         path = run / "log.jsonl"
-        kept = [row for row in read(path) if row.get("step", 0) <= resumed_at]
+        kept = [row for row in read(path) if isinstance(row.get("step"), int) and row["step"] <= resumed_at]
         temporary = path.with_name(".tmp-log.jsonl")
         temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         temporary.replace(path)
@@ -37,10 +38,14 @@ class Log:
                 self._board.add_scalar(key, value, row["step"])
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._board.close()
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:  # on a full disk each of these may fail; the other still closes
+            try:
+                self._file.close()
+            finally:
+                self._board.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -51,7 +56,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             while line := f.readline(MAX_LINE):
                 try:
                     row = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(row, dict):
                     rows.append(row)
@@ -60,9 +65,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def progress_bar(console: Console | None, what: str) -> Iterator[Any]:
-    """Yields update(done, total, note=""); a bar with elapsed and remaining time, or nothing where there is no console."""
+    """Yields update(done, total, note=""): a bar with elapsed and remaining time on a terminal, now and then a line in a file."""
     if console is None:
         yield lambda done, total, note="": None
+        return
+    if not console.is_terminal:
+        yield _Lines(console, what)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -75,4 +83,26 @@ def progress_bar(console: Console | None, what: str) -> Iterator[Any]:
     )
     with Progress(*columns, console=console, transient=False) as bar:
         task = bar.add_task(what, total=None, note="")
-        yield lambda done, total, note="": bar.update(task, completed=done, total=total, **({"note": note} if note else {}))
+        try:
+            yield lambda done, total, note="": bar.update(task, completed=done, total=total, **({"note": note} if note else {}))
+        finally:
+            bar.update(task, visible=bar.tasks[0].total is not None)  # over before it could count anything: nothing to show
+
+
+class _Lines:
+    """Progress where the output is no terminal: a line every 30 seconds, and one at the end."""
+
+    def __init__(self, console: Console, what: str, every: float = 30) -> None:
+        self.console, self.what, self.every = console, what, every
+        self.started = self.last = time.monotonic()
+        self.first: int | None = None
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        first = self.first = done if self.first is None else self.first
+        if done < total and now - self.last < self.every:
+            return
+        self.last = now
+        left = (now - self.started) * (total - done) / (done - first) if done > first else 0
+        estimate = f", about {left:.0f} s left" if left else ""
+        self.console.print(f"{self.what} {done}/{total}{estimate}  {note}".rstrip(), soft_wrap=True, markup=False, highlight=False)

@@ -55,15 +55,15 @@ class EnergyPrior(GaussianPrior):
         self.config = config
         sizes = [nz] + [config.width] * config.depth + [1]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        for layer in self._linear():
+        for layer in self.linear():
             nn.init.xavier_normal_(layer.weight)
         self._act, self._back = activation(config.activation, config.leak)
 
-    def _linear(self) -> list[nn.Linear]:
+    def linear(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def f(self, z: Tensor) -> Tensor:
-        *hidden, last = self._linear()
+        *hidden, last = self.linear()
         h = z
         for layer in hidden:
             h = self._act(layer(h))
@@ -71,7 +71,7 @@ class EnergyPrior(GaussianPrior):
 
     def score(self, z: Tensor) -> Tensor:
         """grad_z [f(z) + log N(z; 0, I)] in closed form: back through the layers by hand."""
-        *hidden, last = self._linear()
+        *hidden, last = self.linear()
         h, us = z, []
         for layer in hidden:
             us.append(layer(h))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import shlex
 import subprocess
@@ -29,7 +30,16 @@ def result(**values: Any) -> dict[str, Any]:
 
 
 def write(path: Path, values: dict[str, Any]) -> None:
-    checkpoint.write_atomic(path, json.dumps(values, indent=1) + "\n")
+    checkpoint.write_atomic(path, json.dumps(_finite(values), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity are not JSON; they become null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def code_version() -> str:

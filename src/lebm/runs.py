@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +43,17 @@ def default_folder(experiment: str) -> Path:
     return path
 
 
-def open_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
-    """Make the run folder, or go on in it; the config that counts is returned and lies in config.yaml."""
+def latest_folder(experiment: str) -> Path:
+    """The run that --resume means where none is named: runs/NAME, if there is no second one."""
+    first = Path("runs") / experiment
+    second = first.with_name(f"{first.name}-2")
+    if second.exists():
+        raise CheckpointError(f"{first} and {second} both exist; say which to resume: lebm train {shlex.quote(str(second))} --resume")
+    return first
+
+
+def check_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
+    """Whether a run may start or go on in this folder, and the config that counts there. Writes nothing."""
     run = Run(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; --run takes a folder")
@@ -53,11 +63,15 @@ def open_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
         config = _continued(run.config(), config, path)
     elif path.is_dir() and any(not p.name.startswith(".tmp-") for p in path.iterdir()):
         raise CheckpointError(f"{path} is not empty and holds no run (no config.yaml); choose another --run")
-    path.mkdir(parents=True, exist_ok=True)
-    checkpoint.sweep(path)
+    return run, config
+
+
+def start_run(run: Run, config: Config) -> None:
+    """Make the folder, remove what a kill left half-written, and put the config there."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    checkpoint.sweep(run.path)
     checkpoint.sweep(run.checkpoints)
     checkpoint.write_atomic(run.config_file, config.to_yaml())
-    return run, config
 
 
 def _continued(old: Config, new: Config, path: Path) -> Config:
@@ -66,7 +80,8 @@ def _continued(old: Config, new: Config, path: Path) -> Config:
     if changed:
         k = changed[0]
         raise CheckpointError(
-            f"the run in {path} has {k} = {a[k]}, not {b[k]}; to resume keep its config (lebm train {path} --resume), or choose another --run"
+            f"the run in {path} has {k} = {a[k]}, not {b[k]}; to resume keep its config (lebm train {shlex.quote(str(path))} --resume), "
+            "or choose another --run"
         )
     return resolve(merge(old.to_dict(), new.to_dict()))
 

@@ -22,15 +22,19 @@ from lebm.version import __version__
 class TrainingState:
     """Everything a checkpoint holds: both networks, the optimiser, the average, the chains' stream and the step."""
 
-    def __init__(self, config: Config, model: LatentEBM, device: torch.device) -> None:
+    def __init__(self, config: Config, model: LatentEBM, device: torch.device, capturable: bool = False) -> None:
         self.config, self.model = config, model
-        self.optimizer = make_optimizer(model, config.learning)
+        self.optimizer = make_optimizer(model, config.learning, capturable)
         self.rng = stream(config.seed, "chain", device)
         self.ema = [p.detach().clone() for p in model.generator.parameters()] if config.learning.ema else []
         self.step, self.seconds = 0, 0.0
+        self._rated: int | None = None  # the epoch whose rates are set
 
     def set_rates(self, epoch: int) -> None:
         """Both rates decay exponentially, once an epoch."""
+        if epoch == self._rated:
+            return
+        self._rated = epoch
         le = self.config.learning
         for group, rate in zip(self.optimizer.param_groups, (le.prior_rate, le.generator_rate), strict=True):
             rate = rate * le.decay**epoch
@@ -55,6 +59,8 @@ class TrainingState:
             moments = part("optimizer.")
             for name, p in self.model.named_parameters():
                 mine = {k.removeprefix(name + "."): v for k, v in moments.items() if k.startswith(name + ".")}
+                if any(v.shape not in (p.shape, torch.Size()) for v in mine.values()):
+                    raise ValueError(f"the moments of {name} have another shape than it")
                 if mine:
                     self.optimizer.state[p] = {k: v.to(p.device if k != "step" or self._step_on_device() else "cpu") for k, v in mine.items()}
             for i, t in enumerate(self.ema):
@@ -96,5 +102,11 @@ class TrainingState:
             torch._foreach_lerp_(self.ema, list(self.model.generator.parameters()), 1 - self.config.learning.ema)
 
     @torch.no_grad()
-    def finite(self) -> bool:
-        return all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
+    def largest_weight(self) -> dict[str, float]:
+        """max |w| of each network; NaN where one is not finite."""
+        nets = {"prior": self.model.prior, "generator": self.model.generator}
+        out = {}
+        for name, net in nets.items():
+            tops = [p.abs().max().double() for p in net.parameters() if p.numel()]
+            out[name] = float(torch.stack(tops).max()) if tops else 0.0  # max passes NaN on
+        return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,23 +16,24 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lebm import checkpoint
-from lebm.config import Config, resolve
+from lebm import checkpoint, fast
+from lebm.config import Chains, Config, resolve
 from lebm.data import Batches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
-from lebm.generators.image import as_images, to_pixels, to_x
+from lebm.generators.image import as_floats, as_images, to_pixels
 from lebm.learn import Step, describe, learn_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM
-from lebm.runs import Run, open_run
+from lebm.runs import Run, check_run, start_run
 from lebm.state import TrainingState
 
 # Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
-MAX_ENERGY, MAX_SQUARE = 1e6, 1e4
+MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT = 1e6, 1e4, 1e5
 # Root mean square displacement a coordinate under which a chain is called frozen (the paper's move by 0.4 and more),
 # and spread over the batch under which it has collapsed to a point.
 FROZEN, COLLAPSED = 0.02, 0.02
+HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.train
 
 
 def train(
@@ -53,18 +55,22 @@ def train(
     and `decode(z)`) or a LatentEBM to go on with. With `run` the log, checkpoints and weights are kept in that folder.
     """
     config = resolve(config)
+    if data is not None:  # so that nobody goes on with, or measures, the run on another set by mistake
+        config = config.with_values(**{"data.name": HANDED_IN, "data.path": None})
     where = pick_device(device)
     folder = None
     if run is not None:
-        folder, config = open_run(Path(run), config, resume)
+        folder, config = check_run(Path(run), config, resume)
     elif resume:
         raise CheckpointError("resume needs the run folder to go on with; give run=...")
     net = _build(config, model).to(where)
     rows = _rows(config, net, data, data_dir, console)
-    state = TrainingState(config, net, where)
+    state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
+    batches = Batches(rows, config.training.batch, config.seed, where)
     if folder is not None:
         state.resume_from(folder)
-    Loop(state, Batches(rows, config.training.batch, config.seed, where), folder, max_seconds, console).run()
+        start_run(folder, config)  # only now: what fails before leaves nothing behind
+    Loop(state, batches, folder, max_seconds, console, data_dir).run()
     return state.exported().eval()
 
 
@@ -78,8 +84,10 @@ def pick_device(name: str) -> torch.device:
 
 def _build(config: Config, model: nn.Module | None) -> LatentEBM:
     if isinstance(model, LatentEBM):
-        if model.config.nz != config.nz:
-            raise ConfigError(f"the model has nz = {model.config.nz}, the configuration {config.nz}; make them equal")
+        for part in ("nz", "prior") if model.own_generator else ("nz", "prior", "generator"):
+            mine, asked = getattr(model.config, part), getattr(config, part)
+            if mine != asked:
+                raise ConfigError(f"the model has {part} = {mine}, the configuration {asked}; make them equal")
         model.config = config
         return model.train()
     return LatentEBM(config, model)
@@ -92,18 +100,32 @@ def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Con
             shape = getattr(net.generator, "shape", None)
             if shape is None:
                 raise DataError("a generator of your own needs its data too; pass data=...")
+        refuse_handed_in(config)
         with progress_bar(console, "reading data") as update:
             return load_data(config, data_root(data_dir), update).train
+    if not isinstance(data, np.ndarray | Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind not in "biuf") or data.ndim < 1:
+        what = f"an array of {data.dtype} with shape {tuple(data.shape)}" if isinstance(data, np.ndarray | Tensor) else f"a {type(data).__name__}"
+        raise DataError(f"the data is {what}; give a numpy array or tensor of numbers, a row for every example")
     if not net.own_generator:
         images = as_images(data, net.generator.shape)  # type: ignore[arg-type]
         return to_pixels(images) if torch.as_tensor(data).dtype == torch.uint8 else images
     return net.as_input(data)
 
 
+def refuse_handed_in(config: Config) -> None:
+    if config.data.name == HANDED_IN:
+        raise DataError(
+            "this run learned from data that was handed to lebm.train, which is not kept; hand it in again (lebm.train(..., data=...)), or work on the run with lebm.load"
+        )
+
+
 class Loop:
     """Steps until the configured number, the time limit, a signal or divergence; always leaves a good checkpoint."""
 
-    def __init__(self, state: TrainingState, batches: Batches, run: Run | None, max_seconds: float | None, console: Console | None) -> None:
+    def __init__(
+        self, state: TrainingState, batches: Batches, run: Run | None, max_seconds: float | None, console: Console | None, data_dir: Any = None
+    ) -> None:
+        self.data_dir = data_dir
         self.state, self.batches, self.run_folder, self.max_seconds, self.console = state, batches, run, max_seconds, console
         self.config = state.config.training
         self.log = Log(run.path, state.step) if run else None
@@ -111,9 +133,9 @@ class Loop:
 
     def run(self) -> None:
         state, run = self.state, self.run_folder
-        if run and not checkpoint.steps(run.checkpoints):
-            state.save(run)
         try:
+            if run:
+                state.save(run)  # the start; and where a kill fell between a checkpoint and its model.safetensors
             with stop_on_signals() as stop, progress_bar(self.console, "training") as update:
                 signum = self._steps(stop, update)
         finally:
@@ -121,12 +143,12 @@ class Loop:
                 self.log.close()
         if signum:
             raise Interrupted(f"stopped at step {state.step} of {self.config.steps} by {signal.Signals(signum).name}{self._how_to_go_on()}", signum)
-        if state.step < self.config.steps and self.console:
-            self.console.print(f"time is up at step {state.step} of {self.config.steps}{self._how_to_go_on()}")
+        if state.step < self.config.steps:
+            self._say(f"time is up at step {state.step} of {self.config.steps}{self._how_to_go_on()}")
 
     def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
         state, config = self.state, self.config
-        engine = choose_engine(state)
+        engine = choose_engine(state, self.batches, self._say)
         started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
         saved = state.step
         while state.step < config.steps:
@@ -158,7 +180,7 @@ class Loop:
 
     def _watch(self, row: dict[str, Any], weights_too: bool) -> None:
         """Log the row; stop on divergence; say once when a chain is frozen or collapsed."""
-        trouble = diverged(row) or ("the weights are not finite" if weights_too and not self.state.finite() else None)
+        trouble = diverged(row) or (exploded(self.state.largest_weight()) if weights_too else None)
         if self.log:
             self.log.row({k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
             if trouble:
@@ -167,23 +189,35 @@ class Loop:
             good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
             kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
             raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
-        for warning in frozen(row, self.state.config):
+        for warning in frozen(row, self.state.config.chains, self.batches.batch):
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
                 if self.log:
                     self.log.row({"step": row["step"], "warning": warning})
-                if self.console:
-                    self.console.print(f"[yellow]warning[/] at step {row['step']}: {warning}")
+                self._say(f"warning at step {row['step']}: {warning}")
+
+    def _say(self, words: str) -> None:
+        if self.console:
+            self.console.print(words, soft_wrap=True, markup=False, highlight=False)
 
     def _how_to_go_on(self) -> str:
-        run = self.run_folder
-        return f"; saved. Go on with: lebm train {run.path} --resume" if run else "; nothing was kept, since no run folder was given"
+        if self.run_folder is None:
+            return "; nothing was kept, since no run folder was given"
+        if self.state.model.own_generator or self.state.config.data.name == HANDED_IN:
+            return f"; saved in {self.run_folder.path}. Go on with the same call of lebm.train and resume=True"
+        where = f" --data-dir {shlex.quote(str(self.data_dir))}" if self.data_dir else ""
+        return f"; saved. Go on with: lebm train {shlex.quote(str(self.run_folder.path))} --resume{where}"
 
 
-def choose_engine(state: TrainingState) -> Callable[[Tensor], Step]:
-    """rows -> Step: the code that computes a learning step. The reference is learn_step itself."""
+def choose_engine(state: TrainingState, batches: Batches, say: Callable[[str], None]) -> Callable[[Tensor], Step]:
+    """rows -> Step: the code that computes a learning step. The reference is learn_step itself; on CUDA a faster one stands in."""
     config = state.config
+    if fast.wanted(config, state.model.device):
+        try:
+            return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step))
+        except fast.Unavailable as e:
+            say(f"warning: the fast engine is not available, learning goes on with the reference ({e})")
 
     def reference(rows: Tensor) -> Step:
         return learn_step(state.model, as_floats(rows), state.optimizer, config.chains, config.learning, state.rng)
@@ -191,23 +225,19 @@ def choose_engine(state: TrainingState) -> Callable[[Tensor], Step]:
     return reference
 
 
-def as_floats(rows: Tensor) -> Tensor:
-    """Stored pixels -> x in [-1, 1]; rows of other kinds pass."""
-    return to_x(rows) if rows.dtype == torch.uint8 else rows
-
-
 def diverged(row: Mapping[str, Any]) -> str | None:
     """What is wrong with the numbers of a log row, with advice; None when they are sane."""
     advice = {
         "f": "lower learning.prior_rate, or set learning.clip or learning.l2",
-        "z": "lower chains.prior.step_size or chains.posterior.step_size, or learning.prior_rate",
+        "z_neg": "lower chains.prior.step_size or learning.prior_rate",
+        "z_pos": "lower chains.posterior.step_size, learning.generator_rate or learning.prior_rate, or raise generator.sigma",
         "log_px": "lower learning.generator_rate or chains.posterior.step_size, or raise generator.sigma",
     }
-    for key, limit, hint in (
+    for key, limit, hint in (  # chains first: where they run away, the energies follow
+        ("z_sq_neg", MAX_SQUARE, "z_neg"),
+        ("z_sq_pos", MAX_SQUARE, "z_pos"),
         ("f_pos", MAX_ENERGY, "f"),
         ("f_neg", MAX_ENERGY, "f"),
-        ("z_sq_neg", MAX_SQUARE, "z"),
-        ("z_sq_pos", MAX_SQUARE, "z"),
         ("log_px", math.inf, "log_px"),
         ("grad_prior", math.inf, "f"),
         ("grad_generator", math.inf, "log_px"),
@@ -218,13 +248,21 @@ def diverged(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def frozen(row: Mapping[str, Any], config: Config) -> Iterator[str]:
+def exploded(weights: Mapping[str, float]) -> str | None:
+    """The same for the largest weight of each network: a saturated generator gives finite numbers and learns nothing."""
+    for net, value in weights.items():
+        if not value <= MAX_WEIGHT:
+            return f"the largest weight of the {net} is {value:.4g}; lower learning.{net}_rate, or set learning.clip"
+    return None
+
+
+def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
     """Chains that do not move or that have collapsed to a point: learning goes on, but its samples mean little."""
     for name, kind in (("neg", "prior"), ("pos", "posterior")):
-        steps = getattr(config.chains, kind).steps
+        steps = getattr(chains, kind).steps
         if steps and row[f"disp_{name}"] < FROZEN:
             yield f"the {kind} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise chains.{kind}.step_size or .steps"
-        if row[f"z_spread_{name}"] < COLLAPSED and config.training.batch > 1:
+        if row[f"z_spread_{name}"] < COLLAPSED and batch > 1:
             yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
 
 

@@ -19,6 +19,11 @@ def to_x(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32).div_(127.5).sub_(1)
 
 
+def as_floats(rows: Tensor) -> Tensor:
+    """Stored pixels -> x in [-1, 1]; rows of other kinds pass."""
+    return to_x(rows) if rows.dtype == torch.uint8 else rows
+
+
 def to_pixels(x: Tensor) -> Tensor:
     """Floats in [-1, 1] -> uint8 pixels 0..255, rounded to the nearest."""
     return x.add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)

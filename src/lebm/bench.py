@@ -1,0 +1,297 @@
+"""How fast is a learning iteration: the paper's listing, ours, the parts, and the floor that arithmetic sets."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from lebm import fast, results
+from lebm.config import Config, resolve
+from lebm.errors import ConfigError
+from lebm.generators import ImageGenerator
+from lebm.generators.image import as_floats, to_x
+from lebm.learn import learn_step, make_optimizer
+from lebm.model import LatentEBM
+from lebm.rng import stream
+from lebm.sampler import langevin
+from lebm.training import pick_device
+
+BATCHES, LENGTHS = (25, 50, 100, 200, 400), (10, 20, 40, 80)
+
+
+class Listing:
+    """The paper's one-page code, corrected (z where it has 1/z, K1 as reported): eager autograd, two optimisers."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        model = LatentEBM(config).to(device)
+        assert isinstance(model.generator, ImageGenerator)
+        layers: list[nn.Module] = []
+        for c in model.generator.convolutions():
+            layers += [c, nn.LeakyReLU(config.generator.leak)]
+        self.g = nn.Sequential(*layers[:-1], nn.Tanh())
+        energy: list[nn.Module] = []
+        for layer in model.prior.linear():  # type: ignore[operator]
+            energy += [layer, nn.LeakyReLU(config.prior.leak)]
+        self.e = nn.Sequential(*energy[:-1])
+        self.config, self.device, self.mse = config, device, nn.MSELoss(reduction="sum")
+        le = config.learning
+        self.opt_e = torch.optim.Adam(self.e.parameters(), lr=le.prior_rate, betas=le.betas)
+        self.opt_g = torch.optim.Adam(self.g.parameters(), lr=le.generator_rate, betas=le.betas)
+
+    def start(self, n: int) -> Tensor:
+        return torch.randn(n, self.config.nz, 1, 1, device=self.device)
+
+    def prior(self, z: Tensor) -> Tensor:
+        k, a = self.config.chains.prior.steps, self.config.chains.prior.step_size
+        z = z.clone().detach().requires_grad_(True)
+        for _ in range(k):
+            grad = torch.autograd.grad(-self.e(z.squeeze()).sum(), z)[0]
+            z.data = z.data - 0.5 * a * a * (grad + z.data) + a * torch.randn_like(z).data
+        return z.detach()
+
+    def posterior(self, z: Tensor, x: Tensor) -> Tensor:
+        k, a, sigma = self.config.chains.posterior.steps, self.config.chains.posterior.step_size, self.config.generator.sigma
+        z = z.clone().detach().requires_grad_(True)
+        for _ in range(k):
+            grad_g = torch.autograd.grad(1.0 / (2.0 * sigma * sigma) * self.mse(self.g(z), x), z)[0]
+            grad_e = torch.autograd.grad(-self.e(z.squeeze()).sum(), z)[0]
+            z.data = z.data - 0.5 * a * a * (grad_g + grad_e + z.data) + a * torch.randn_like(z).data
+        return z.detach()
+
+    def update(self, x: Tensor, z_pos: Tensor, z_neg: Tensor) -> None:
+        self.opt_g.zero_grad()
+        (self.mse(self.g(z_pos), x) / len(x)).backward()
+        self.opt_g.step()
+        self.opt_e.zero_grad()
+        (self.e(z_neg.squeeze()).mean() - self.e(z_pos.squeeze()).mean()).backward()
+        self.opt_e.step()
+
+    def __call__(self, x: Tensor) -> None:
+        z_neg = self.prior(self.start(len(x)))
+        z_pos = self.posterior(self.start(len(x)), x)
+        self.update(x, z_pos, z_neg)
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float = 2.0) -> float:
+    """Median time of a call, waiting for the device; a few calls warm up."""
+    for _ in range(3):
+        call()
+    _wait(device)
+    begun = time.perf_counter()
+    call()
+    _wait(device)
+    once = max(time.perf_counter() - begun, 1e-6)
+    block = max(1, int(0.02 / once))  # many short calls are timed together: the clock's wait would count too
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 200):
+        begun = time.perf_counter()
+        for _ in range(block):
+            call()
+        _wait(device)
+        times.append((time.perf_counter() - begun) / block)
+    return 1e3 * statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def flops(config: Config, rows: int) -> float:
+    """Multiply-adds times two of one learning iteration: both chains and both updates."""
+    with torch.device("meta"):
+        generator = ImageGenerator(config.nz, config.generator)
+    side, forward = config.generator.base, 0.0
+    for i, c in enumerate(generator.convolutions()):
+        pixels = 1 if i == 0 else side**2
+        forward += 2 * pixels * c.in_channels * c.out_channels * c.kernel_size[0] * c.kernel_size[1]
+        side = side if i == 0 else side * int(c.stride[0])
+    p = config.prior
+    energy = 0.0 if p.kind == "gaussian" else 2.0 * (config.nz * p.width + (p.depth - 1) * p.width**2 + p.width)
+    k0, k1 = config.chains.prior.steps, config.chains.posterior.steps
+    return rows * (2 * k0 * energy + k1 * (2 * forward + 2 * energy) + 3 * forward + 6 * energy)
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Floating-point operations a second of a large matrix product: bf16 on CUDA, float32 on a CPU."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = torch.randn(n, n, device=device).to(dtype), torch.randn(n, n, device=device).to(dtype)
+    return 2 * n**3 / (milliseconds(lambda: a @ b, device, 1.0) / 1e3)
+
+
+class Ours:
+    """Our step as `lebm train` runs it on this device, and its parts."""
+
+    def __init__(self, config: Config, rows: Tensor, device: torch.device) -> None:
+        self.config, self.rows, self.device = config, rows, device
+        self.model = LatentEBM(config).to(device)
+        self.rng = stream(1, "chain", device)
+        self.fused: Any = None
+        capturable = fast.wanted(config, device)
+        self.optimizer = make_optimizer(self.model, config.learning, capturable)
+        if capturable:
+            self.engine: Callable[[Tensor], Any] = fast.make_engine(self.model, self.optimizer, self.rng, rows)
+            iterate = getattr(self.engine, "iterate", None)
+            self.fused = iterate if hasattr(iterate, "posterior_chain") else None
+        else:
+            self.engine = lambda r: learn_step(self.model, as_floats(r), self.optimizer, config.chains, config.learning, self.rng)
+
+    def parts(self) -> dict[str, float]:
+        """Prior and posterior chain alone, in milliseconds."""
+        if self.fused is not None:
+            prior = _graph(
+                lambda: self.fused.prior.chain(self.fused.z_neg, self.fused.z0_neg, self.fused.seeds[:1], self.config.chains.prior), self.rng
+            )
+            posterior = _graph(lambda: self.fused.posterior_chain(self.engine.rows), self.rng)  # type: ignore[attr-defined]
+            return {"prior_ms": milliseconds(prior, self.device), "posterior_ms": milliseconds(posterior, self.device)}
+        n, x, model, chains = len(self.rows), as_floats(self.rows), self.model, self.config.chains
+
+        def chain(score: Callable[[Tensor], Tensor], c: Any) -> None:
+            with torch.no_grad():
+                langevin(score, model.prior.draw_base(n, self.rng), c, self.rng)
+
+        return {
+            "prior_ms": milliseconds(lambda: chain(model.prior.score, chains.prior), self.device),
+            "posterior_ms": milliseconds(lambda: chain(lambda z: model.posterior_score(x, z), chains.posterior), self.device),
+        }
+
+
+def _graph(call: Callable[[], Any], rng: torch.Generator) -> Callable[[], Any]:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(rng)
+    with torch.no_grad(), torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def images_per_second(model: LatentEBM, device: torch.device) -> float:
+    """Samples by K0-step chains and one decoding, in large batches."""
+    if device.type == "cuda":
+        from lebm.fast.sampling import FastSampler
+
+        rows = 8192
+        sampler = FastSampler(model, rows)
+        return rows / (milliseconds(lambda: sampler(1), device) / 1e3)
+    return 500 / (milliseconds(lambda: [model.decode(z) for z in model.sample_z(500)], device) / 1e3)
+
+
+def measure(config: Config, device: torch.device, sweeps: bool) -> dict[str, Any]:
+    """Every number of one preset."""
+    g, batch = config.generator, config.training.batch
+    pixels = torch.randint(0, 256, (max(batch, *BATCHES), g.channels, g.size, g.size), dtype=torch.uint8).to(device)
+    rows = pixels[:batch]
+    out: dict[str, Any] = {"batch": batch, **_listing(config, to_x(rows), device)}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    ours = Ours(config, rows, device)
+    out["ours_ms"] = milliseconds(lambda: ours.engine(rows), device)
+    out.update({f"ours_{k}": v for k, v in ours.parts().items()})
+    if device.type == "cuda":
+        out["ours_peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+    out["ratio"] = out["listing_ms"] / out["ours_ms"]
+    out["prior_ratio"] = out["listing_prior_ms"] / out["ours_prior_ms"]
+    out["images_per_s"] = images_per_second(ours.model, device)
+    out["flops"] = flops(config, batch)
+    out["matrix_flops_per_s"] = matrix_rate(device)
+    out["floor_ms"] = 1e3 * out["flops"] / out["matrix_flops_per_s"]
+    out["fraction_of_floor"] = out["floor_ms"] / out["ours_ms"]
+    if sweeps:
+        out["sweep"] = _sweep(config, pixels, device)
+    return out
+
+
+def _listing(config: Config, x: Tensor, device: torch.device) -> dict[str, float]:
+    """The listing at PyTorch's default precision, which is the base of every ratio, and with TF32 everywhere."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    listing = Listing(config, device)
+    z = listing.start(len(x))
+    out = {
+        "listing_ms": milliseconds(lambda: listing(x), device, 3.0),
+        "listing_prior_ms": milliseconds(lambda: listing.prior(z), device),
+        "listing_posterior_ms": milliseconds(lambda: listing.posterior(z, x), device),
+        "listing_update_ms": milliseconds(lambda: listing.update(x, z, z), device, 1.0),
+    }
+    if device.type == "cuda":
+        out["listing_peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+        matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = True
+        out["listing_tf32_ms"] = milliseconds(lambda: listing(x), device)
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+    return out
+
+
+def _sweep(config: Config, pixels: Tensor, device: torch.device) -> dict[str, dict[str, float]]:
+    """How the cost of our step grows with the batch and with each chain's length."""
+
+    def step(c: Config, n: int) -> float:
+        ours = Ours(c, pixels[:n], device)
+        return milliseconds(lambda: ours.engine(ours.rows), device, 0.5)
+
+    return {
+        "batch": {str(n): step(config, n) for n in BATCHES},
+        "k0": {str(k): step(config.with_values(**{"chains.prior.steps": k}), config.training.batch) for k in LENGTHS},
+        "k1": {str(k): step(config.with_values(**{"chains.posterior.steps": k}), config.training.batch) for k in LENGTHS},
+    }
+
+
+def bench(presets: list[str], device_name: str, out: Path | None, sweeps: bool, settings: list[str], console: Console) -> dict[str, Any]:
+    """Measure the presets, print a table, and write the result file."""
+    device = pick_device(device_name)
+    begun = time.monotonic()
+    metrics: dict[str, Any] = {}
+    for preset in presets:
+        config = resolve(preset, settings)
+        if config.prior.kind != "energy":
+            raise ConfigError(f"preset {preset} has a Gaussian prior; the bench compares models with an energy network")
+        console.print(f"measuring {preset} …", highlight=False)
+        metrics[preset] = measure(config, device, sweeps)
+        table(preset, metrics[preset], console)
+    name = {"cuda": "h200" if device.type == "cuda" and "H200" in torch.cuda.get_device_name(device) else "cuda"}.get(device.type, "cpu")
+    summary = results.result(
+        experiment=f"bench-{name}",
+        metrics=metrics,
+        protocol={
+            "listing": "the paper's listing, corrected, eager, PyTorch's default precision",
+            "ours": "the step of `lebm train` with its default engine",
+            "time": "median of repeated calls after warm-up, device synchronised",
+            "floor": "FLOPs of the iteration over the rate of a large matrix product measured in the same run (bf16 on CUDA, float32 on a CPU)",
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        data={"name": "noise"},
+        device=results.device_name(device),
+        seconds=round(time.monotonic() - begun, 1),
+    )
+    results.write(out or Path("results") / f"bench-{name}.json", summary)
+    return summary
+
+
+def table(preset: str, m: dict[str, Any], console: Console) -> None:
+    t = Table("", "ms", "prior chain", "posterior chain", "ratio", "peak MiB", title=f"{preset}: one learning iteration, batch {m['batch']}")
+    ms = lambda key: f"{m[key]:.2f}" if key in m else ""  # noqa: E731
+    t.add_row("the paper's listing", ms("listing_ms"), ms("listing_prior_ms"), ms("listing_posterior_ms"), "1.0", ms("listing_peak_mib"))
+    if "listing_tf32_ms" in m:
+        t.add_row("the same, TF32", ms("listing_tf32_ms"), "", "", f"{m['listing_ms'] / m['listing_tf32_ms']:.1f}", "")
+    t.add_row("lebm", ms("ours_ms"), ms("ours_prior_ms"), ms("ours_posterior_ms"), f"{m['ratio']:.1f}", ms("ours_peak_mib"))
+    t.add_row("floor", ms("floor_ms"), "", "", f"{m['fraction_of_floor']:.0%} reached", "")
+    console.print(t)
+    console.print(f"prior chain {m['prior_ratio']:.1f} times the listing's; {m['images_per_s']:,.0f} samples a second", highlight=False)
+    for what, values in m.get("sweep", {}).items():
+        console.print(f"  ms by {what}: " + ", ".join(f"{k}: {v:.2f}" for k, v in values.items()), highlight=False)

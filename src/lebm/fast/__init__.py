@@ -1,0 +1,46 @@
+"""The same numbers, sooner: fused kernels and a learning iteration captured as one CUDA graph.
+
+Nothing of the reference code imports this package; the training loop asks it for an engine and is handed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lebm.config import Config
+from lebm.generators import ImageGenerator
+from lebm.generators.image import as_floats
+from lebm.learn import Step, learn_step
+from lebm.model import LatentEBM
+
+
+class Unavailable(Exception):
+    """The fast engine cannot run here; the reference can. The text says why."""
+
+
+def wanted(config: Config, device: torch.device) -> bool:
+    """Whether a run should use an engine of this package at all."""
+    return config.engine == "auto" and device.type == "cuda"
+
+
+def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> Callable[[Tensor], Step]:
+    """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32."""
+    try:
+        from lebm.fast.engine import Captured, FusedStep
+    except ImportError as e:
+        raise Unavailable(f"Triton is not there ({e})") from None
+    config = model.config
+
+    def reference(rows: Tensor) -> Step:
+        return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
+
+    try:
+        if config.precision != "float32" and isinstance(model.generator, ImageGenerator):
+            return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
+        return Captured(reference, model, optimizer, rng, example)
+    except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works
+        torch.cuda.synchronize()
+        raise Unavailable(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no message'}") from e

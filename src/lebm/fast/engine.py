@@ -1,0 +1,187 @@
+"""A learning iteration as one CUDA graph: rows in, Step out, no host in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lebm.config import Config
+from lebm.fast import chain_kernels as kernels
+from lebm.fast.image import FastGenerator
+from lebm.fast.prior import FastPrior, PlainPrior, fits
+from lebm.generators import ImageGenerator
+from lebm.learn import Step
+from lebm.model import LatentEBM
+
+Iterate = Callable[[Tensor], Step]
+
+
+class FusedStep:
+    """Algorithm 1 on the kernels of this package: the same step as learn_step, in working precision and with its own noise.
+
+    Three streams: the posterior chain and the generator's update on the main one, the prior chain and the energy's update
+    beside it, and the energy's score of each posterior step on a third.
+    """
+
+    def __init__(
+        self, model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, rows: int, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        assert isinstance(model.generator, ImageGenerator)
+        self.model, self.optimizer, self.rng, self.rows = model, optimizer, rng, rows
+        self.config: Config = model.config
+        self.generator = FastGenerator(model.generator, rows, dtype)
+        self.prior = FastPrior(model.prior, dtype) if fits(model.prior) else PlainPrior(model.prior, rng)  # type: ignore[arg-type]
+        device = model.device
+        z = lambda: torch.zeros(rows, model.config.nz, device=device)  # noqa: E731
+        self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, self.grad_f = z(), z(), z(), z(), z()
+        self.seeds = torch.zeros(2, dtype=torch.int64, device=device)
+        self.generator.make_grads()
+        _follow_layout(model, optimizer)
+        self.beside, self.third = _Stream(device), _Stream(device)
+
+    @torch.no_grad()
+    def __call__(self, rows: Tensor) -> Step:
+        chains, energy = self.config.chains, bool(list(self.model.prior.parameters()))
+        self.seeds.random_(0, 2**62, generator=self.rng)
+        self.beside.after_main()
+        with self.beside:
+            self.prior.refresh()
+            self.third.after(self.beside)
+            self.prior.chain(self.z_neg, self.z0_neg, self.seeds[:1], chains.prior)
+        self.generator.refresh()
+        self.posterior_chain(rows, energy)
+        self.beside.after_main()
+        with self.beside:
+            f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
+        self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
+        self.generator.backward(to_z=False)
+        self.generator.weight_gradients(self.z_pos)
+        log_px = self.generator.log_px()
+        self.beside.join()
+        if self.config.learning.clip:
+            for net in (self.model.prior, self.model.generator):
+                nn.utils.clip_grad_norm_(net.parameters(), self.config.learning.clip)
+        self.optimizer.step()
+        return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
+
+    def posterior_chain(self, rows: Tensor, energy: bool = True) -> None:
+        """K1 steps in place on z_pos, from N(0, I)."""
+        chain, total, block = self.config.chains.posterior, self.z_pos.numel(), 128
+        k, nz, s = chain.steps, self.config.nz, chain.step_size
+        grid = ((total + block - 1) // block,)
+        kernels.draw_start[grid](self.z_pos, self.z0_pos, self.seeds[1:], total, k, nz, block)
+        for step in range(k):
+            if energy:
+                self.third.after_main()
+                with self.third:
+                    self.prior.grad_f(self.z_pos, self.grad_f)
+            self.generator.forward(self.z_pos, rows, 1 / self.generator.sigma**2)
+            self.generator.backward()
+            self.third.join()
+            kernels.posterior_update[grid](
+                self.z_pos, self.generator.part, self.grad_f, self.seeds[1:], total, 0.5 * s * s, s, step, k, nz, self.generator.split, block
+            )
+
+    def energy_gradients(self) -> tuple[Tensor, Tensor]:
+        """.grad of the energy network for f_neg - f_pos (equation 9) and the L2 term, where there is one."""
+        with torch.enable_grad():
+            f = self.model.prior.f(torch.cat([self.z_pos, self.z_neg])).view(2, -1)
+            loss = f[1].mean() - f[0].mean()
+            if self.config.learning.l2:
+                loss = loss + self.config.learning.l2 * (f[0].square().mean() + f[1].square().mean())
+            params = list(self.model.prior.parameters())
+            for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
+                p.grad = g
+        f_pos, f_neg = f.detach().mean(1)
+        return f_pos, f_neg
+
+
+def _follow_layout(model: LatentEBM, optimizer: torch.optim.Optimizer) -> None:
+    """Adam's moments in the memory order of their parameters: the fused update walks them side by side."""
+    for p in model.parameters():
+        for k, v in optimizer.state.get(p, {}).items():
+            if v.shape == p.shape:
+                optimizer.state[p][k] = torch.empty_like(p).copy_(v)
+
+
+class _Stream:
+    """A CUDA stream to run beside the main one; on a CPU (the interpreter) it is nothing at all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._inside: Any = None
+
+    def after_main(self) -> None:
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def after(self, other: _Stream) -> None:
+        if self.stream and other.stream:
+            self.stream.wait_stream(other.stream)
+
+    def join(self) -> None:
+        if self.stream:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def __enter__(self) -> None:
+        if self.stream:
+            self._inside = torch.cuda.stream(self.stream)
+            self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._inside:
+            self._inside.__exit__(*error)
+            self._inside = None
+
+
+class Captured:
+    """Replays a captured `iterate`. Warming up would move the weights, so all state is put back before the first real step."""
+
+    def __init__(self, iterate: Iterate, model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> None:
+        self.rows = example.clone()
+        self.iterate = iterate  # its buffers live as long as the graph
+        before = _snapshot(model, optimizer, rng)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                iterate(self.rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        _put_back(before, model, optimizer, rng)
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(rng)
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.step = iterate(self.rows)
+        _put_back(before, model, optimizer, rng)
+
+    def __call__(self, rows: Tensor) -> Step:
+        self.rows.copy_(rows, non_blocking=True)
+        self.graph.replay()
+        return self.step
+
+
+def _snapshot(
+    model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator
+) -> tuple[list[Tensor], dict[Tensor, dict[str, Tensor]], Tensor]:
+    moments = {p: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
+    return [p.detach().clone() for p in model.parameters()], moments, rng.get_state()
+
+
+@torch.no_grad()
+def _put_back(
+    before: tuple[list[Tensor], dict[Tensor, dict[str, Tensor]], Tensor], model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator
+) -> None:
+    values, moments, state = before
+    torch.cuda.synchronize()
+    for p, v in zip(model.parameters(), values, strict=True):
+        p.copy_(v)
+    for key, s in optimizer.state.items():
+        for k, moment in s.items():
+            if key in moments:
+                moment.copy_(moments[key][k])
+            else:
+                moment.zero_()
+    rng.set_state(state)

@@ -1,0 +1,194 @@
+"""The fast kernels against the reference: without a GPU they run in Triton's interpreter, in float32, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+triton = pytest.importorskip("triton", reason="Triton is not installed: the fast engine is for CUDA")
+
+from lebm.config import Chain, Config, resolve  # noqa: E402
+from lebm.fast.engine import FusedStep  # noqa: E402
+from lebm.fast.image import FastGenerator  # noqa: E402
+from lebm.fast.prior import FastPrior, fits  # noqa: E402
+from lebm.generators import ImageGenerator  # noqa: E402
+from lebm.generators.image import to_x  # noqa: E402
+from lebm.learn import make_optimizer  # noqa: E402
+from lebm.model import LatentEBM  # noqa: E402
+from lebm.prior import EnergyPrior  # noqa: E402
+from lebm.rng import stream  # noqa: E402
+
+import triton.language as tl  # noqa: E402  # isort: skip
+
+DEVICE = "cuda" if CUDA else "cpu"
+# float32 sums in another order than the reference's float64: a few units of 1e-7 times the square root of the terms.
+CLOSE = 2e-5
+
+ARCHITECTURES = {
+    "svhn": ["generator.ngf=4"],
+    "cifar10": ["generator.ngf=4", "generator.size=16", "generator.base=4"],
+    "celeba64": ["generator.ngf=2", "generator.size=32", "generator.widths=null"],
+    "mnist": ["generator.ngf=3", "nz=7"],  # sides of 7, channels that fill no block, one colour
+    "digits": ["generator.ngf=5", "nz=20"],
+}
+
+
+def small(preset: str, *settings: str) -> Config:
+    return resolve(preset, [*ARCHITECTURES[preset], "generator.leak=0.1", "prior.width=24", *settings])
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).norm() / b.norm().clamp(min=1e-30))
+
+
+def shaken(module: torch.nn.Module) -> torch.nn.Module:
+    """Biases that matter: the initial ones are too small to notice when forgotten."""
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.ndim == 1:
+                p.copy_(0.2 * torch.randn(p.shape, generator=rng))
+    return module
+
+
+def images(config: Config, rows: int) -> Tensor:
+    g = config.generator
+    return torch.randint(0, 256, (rows, g.channels, g.size, g.size), generator=torch.Generator().manual_seed(3), dtype=torch.uint8).to(DEVICE)
+
+
+@pytest.mark.parametrize("preset", ARCHITECTURES)
+@pytest.mark.parametrize("stored", ["bytes", "floats"])
+def test_generator_kernels_agree_with_autograd_in_float64(preset: str, stored: str) -> None:
+    config = small(preset)
+    generator = shaken(ImageGenerator(config.nz, config.generator)).to(DEVICE)
+    reference = copy.deepcopy(generator).double()
+    rows, x = 3, images(config, 3)
+    z = torch.randn(rows, config.nz, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    fast = FastGenerator(generator, rows, torch.float32)
+    fast.make_grads()
+    fast.forward(z, x if stored == "bytes" else to_x(x), 1 / config.generator.sigma**2)
+    fast.backward()
+    zz = z.double().requires_grad_()
+    log_px = reference.log_prob(to_x(x).double(), zz)
+    score, *grads = torch.autograd.grad(log_px.sum(), [zz, *reference.parameters()])
+    assert relative(fast.part.sum(0), score) < CLOSE
+    assert relative(fast.log_px(), log_px.mean()) < CLOSE
+    fast.weight_gradients(z)
+    for (name, p), g in zip(generator.named_parameters(), grads, strict=True):
+        assert p.grad is not None
+        assert relative(p.grad, g) < CLOSE, name
+
+
+@pytest.mark.parametrize(("nz", "width"), [(5, 24), (100, 200), (128, 256), (33, 130)])
+def test_energy_score_agrees_with_the_closed_form(nz: int, width: int) -> None:
+    prior = shaken(EnergyPrior(nz, resolve("svhn", [f"prior.width={width}"]).prior)).to(DEVICE)
+    assert fits(prior)
+    z = torch.randn(19, nz, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    out = torch.full_like(z, torch.nan)
+    FastPrior(prior, torch.float32).grad_f(z, out)
+    assert relative(out, copy.deepcopy(prior).double().score(z.double()) + z) < CLOSE
+
+
+@triton.jit
+def _noise(out, seed, total, BL: tl.constexpr):
+    o = tl.program_id(0) * BL + tl.arange(0, BL)
+    tl.store(out + o, tl.randn(tl.load(seed), o), mask=o < total)
+
+
+def noise(seed: Tensor, rows: int, steps: int, nz: int) -> Tensor:
+    """The kernels' noise by their own counters: (steps + 1, rows, nz), the first being the chain's start."""
+    flat = torch.empty(rows * (steps + 1) * nz, device=seed.device)
+    _noise[((flat.numel() + 4095) // 4096,)](flat, seed, flat.numel(), 4096)
+    return flat.view(rows, steps + 1, nz).transpose(0, 1)
+
+
+def test_prior_chain_follows_the_reference_path_with_the_same_noise() -> None:
+    prior = shaken(EnergyPrior(12, resolve("svhn", ["prior.width=40"]).prior)).to(DEVICE)
+    chain, rows, seed = Chain(6, 0.4), 21, torch.tensor([123456789012345], device=DEVICE)
+    out, start = torch.empty(rows, 12, device=DEVICE), torch.empty(rows, 12, device=DEVICE)
+    FastPrior(prior, torch.float32).chain(out, start, seed, chain)
+    e = noise(seed, rows, chain.steps, 12).double()
+    z, reference = e[0], copy.deepcopy(prior).double()
+    assert relative(start, z) < 1e-6
+    with torch.no_grad():
+        for k in range(chain.steps):
+            z = z + 0.08 * reference.score(z) + 0.4 * e[k + 1]
+    assert relative(out, z) < CLOSE
+
+
+def test_the_noise_is_standard_normal_and_differs_between_seeds() -> None:
+    n = 200_000
+    a, b = noise(torch.tensor([1], device=DEVICE), n, 0, 1).flatten(), noise(torch.tensor([2], device=DEVICE), n, 0, 1).flatten()
+    for v in (a.double(), b.double()):
+        assert abs(float(v.mean())) < 5 / n**0.5
+        assert abs(float(v.var()) - 1) < 5 * (2 / n) ** 0.5
+        assert abs(float((v**4).mean()) - 3) < 5 * (96 / n) ** 0.5  # var of z^4 is 96
+    assert abs(float((a * b).double().mean())) < 5 / n**0.5
+
+
+def test_prior_chain_has_the_exact_law_of_a_flat_energy() -> None:
+    """With f = 0 every step is z <- (1 - s^2/2) z + s e: after K steps from N(0, 1) the variance is known."""
+    prior = EnergyPrior(100, resolve("svhn", ["prior.width=16"]).prior).to(DEVICE)
+    with torch.no_grad():
+        prior.linear()[-1].weight.zero_()
+    rows, s, k = 200, 0.4, 7
+    out, start = torch.empty(rows, 100, device=DEVICE), torch.empty(rows, 100, device=DEVICE)
+    FastPrior(prior, torch.float32).chain(out, start, torch.tensor([7], device=DEVICE), Chain(k, s))
+    a = 1 - s * s / 2
+    variance = a ** (2 * k) + s * s * (1 - a ** (2 * k)) / (1 - a * a)
+    n = out.numel()
+    assert abs(float(out.double().mean())) < 5 * (variance / n) ** 0.5
+    assert abs(float(out.double().var()) / variance - 1) < 5 * (2 / n) ** 0.5
+    assert abs(float((out * start).double().mean()) - a**k) < 5 * (2 / n) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["learning.l2=0.1", "learning.clip=0.5"], ["prior.kind=gaussian"], ["prior.depth=3"]],
+    ids=["plain", "l2-clip", "gaussian", "deep"],
+)
+def test_one_learning_step_equals_the_reference_with_the_same_noise(settings: list[str]) -> None:
+    config = small("mnist", "chains.prior.steps=4", "chains.posterior.steps=3", *settings)
+    model = LatentEBM(config).to(DEVICE)
+    shaken(model)
+    reference = copy.deepcopy(model).double()
+    optimizer = make_optimizer(model, config.learning)
+    rows = 5
+    x = images(config, rows)
+    fused = FusedStep(model, optimizer, stream(1, "chain", DEVICE), rows, torch.float32)
+    seen = fused(x)
+    xx = to_x(x).double()
+    e = noise(fused.seeds[1:], rows, 3, config.nz).double()
+    z = e[0]
+    assert relative(seen.z0_pos, z) < 1e-6
+    with torch.no_grad():
+        for k in range(3):
+            z = z + 0.005 * reference.posterior_score(xx, z) + 0.1 * e[k + 1]
+    assert relative(seen.z_pos - seen.z0_pos, z - e[0]) < 10 * CLOSE
+    z_pos, z_neg = seen.z_pos.double(), seen.z_neg.double()
+    f_pos, f_neg, log_px = reference.prior.f(z_pos), reference.prior.f(z_neg), reference.generator.log_prob(xx, z_pos).mean()
+    loss = f_neg.mean() - f_pos.mean() - log_px + config.learning.l2 * (f_pos.square().mean() + f_neg.square().mean())
+    loss.backward()
+    if config.learning.clip:
+        for net in (reference.prior, reference.generator):
+            torch.nn.utils.clip_grad_norm_(net.parameters(), config.learning.clip)
+    assert relative(seen.log_px, log_px) < CLOSE
+    assert abs(float(seen.f_pos - f_pos.detach().mean())) < 1e-4 and abs(float(seen.f_neg - f_neg.detach().mean())) < 1e-4
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None
+        if float(q.grad.norm()) > 1e-9:  # the energy's last bias has a gradient of exactly zero without L2
+            assert relative(p.grad, q.grad) < 10 * CLOSE, name
+    before = copy.deepcopy(reference)
+    make_optimizer(reference, config.learning).step()
+    for (name, p), q, r in zip(model.named_parameters(), reference.parameters(), before.parameters(), strict=True):
+        if not torch.equal(q, r):
+            moved = relative(p.double() - r, q - r)
+            assert moved < 0.05, (name, moved)  # Adam's first step is the gradient's sign: entries near zero may flip

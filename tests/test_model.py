@@ -1,0 +1,245 @@
+"""LatentEBM: what a person calls, against the definitions written out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lebm.model
+from lebm.config import Config, resolve
+from lebm.errors import CheckpointError, ConfigError, DataError
+from lebm.generators.image import ImageGenerator
+from lebm.model import LatentEBM, load
+from lebm.rng import stream
+
+SETTINGS = [
+    "nz=4",
+    "prior.width=8",
+    "generator.ngf=3",
+    "generator.sigma=0.2",
+    "chains.prior.steps=7",
+    "chains.posterior.steps=6",
+    "chains.posterior.step_size=0.05",
+]
+CONFIG = resolve("digits", SETTINGS)
+
+
+def images(n, seed=0):
+    return torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+
+
+@pytest.fixture
+def model():
+    return LatentEBM(CONFIG).double()
+
+
+class Plain(nn.Module):
+    """A person's own generator: log_prob and decode, nothing else."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def decode(self, z):
+        return self.inner.decode(z)
+
+    def log_prob(self, x, z):
+        return self.inner.log_prob(x, z)
+
+
+def close(a, b, tolerance=1e-12):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_log_joint_is_prior_plus_likelihood(model):
+    x, z = images(5), torch.randn(5, 4, dtype=torch.float64)
+    normal = torch.distributions.Normal
+    expected = model.prior.f(z) + normal(0.0, 1.0).log_prob(z).sum(1) + normal(model.generator.decode(z), 0.2).log_prob(x).flatten(1).sum(1)
+    close(model.log_joint(x, z), expected)
+    close(model.log_joint(x, z), model.prior.log_prob(z) + model.generator.log_prob(x, z), 0)
+
+
+def test_posterior_score_is_the_gradient_of_log_joint(model):
+    x, z = images(5), torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    close(model.posterior_score(x, z), torch.autograd.grad(model.log_joint(x, z).sum(), z)[0], 1e-10)
+
+
+def test_a_generator_without_a_score_gets_it_by_autograd(model):
+    own = LatentEBM(CONFIG, Plain(ImageGenerator(4, CONFIG.generator))).double()
+    own.prior.load_state_dict(model.prior.state_dict())
+    own.generator.inner.load_state_dict(model.generator.state_dict())
+    x, z = images(5), torch.randn(5, 4, dtype=torch.float64)
+    with torch.no_grad():  # as inside a chain
+        score = own.posterior_score(x, z)
+    assert not score.requires_grad
+    close(score, model.posterior_score(x, z), 1e-10)
+    close(own.infer(x), model.infer(x), 1e-10)
+    close(own.anomaly_score(x), model.anomaly_score(x), 1e-10)
+
+
+@pytest.mark.parametrize("missing", ["log_prob", "decode"])
+def test_a_generator_needs_log_prob_and_decode(missing):
+    methods = {name: lambda self, *args: None for name in ("log_prob", "decode") if name != missing}
+    with pytest.raises(ConfigError, match=f"generator Odd has no method {missing}"):
+        LatentEBM(CONFIG, type("Odd", (nn.Module,), methods)())
+
+
+def test_weights_depend_on_the_seed_alone():
+    state = torch.random.get_rng_state()
+    one, other = LatentEBM(CONFIG).state_dict(), LatentEBM(CONFIG.with_values(seed=2)).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(99)
+    again = LatentEBM(CONFIG).state_dict()
+    assert all(torch.equal(one[k], again[k]) for k in one)
+    assert not any(torch.equal(one[k], other[k]) for k in one)
+
+
+# --- sample -----------------------------------------------------------------------------------------------------------
+
+
+def test_sample_is_the_chain_written_out(model):
+    rng, s = stream(3, "sample/0"), 0.4
+    z = torch.randn(500, 4, generator=rng, dtype=torch.float64)
+    for _ in range(7):
+        z = z + s * s / 2 * model.prior.score(z) + s * torch.randn(500, 4, generator=rng, dtype=torch.float64)
+    close(torch.cat(list(model.sample_z(500, seed=3))), z)
+    close(model.sample(2, seed=3), model.generator.decode(z[:2]))
+
+
+@pytest.mark.parametrize("n", [1, 499, 500, 501, 1003])
+def test_the_first_samples_of_a_seed_are_always_the_same(model, n):
+    many = torch.cat(list(model.sample_z(1100, seed=1)))
+    z = torch.cat(list(model.sample_z(n, seed=1)))
+    assert torch.equal(z, many[:n])
+    assert len(many.unique(dim=0)) == 1100  # no chunk repeats another
+    close(model.sample(n, seed=1), model.generator.decode(many[:n]))  # decode in one piece: another batch, other rounding
+
+
+def test_decode_does_not_depend_on_its_batch(model):
+    z = torch.randn(23, 4, dtype=torch.float64)
+    for batch in (1, 5, 23, 100):
+        close(model.decode(z, batch=batch), model.generator.decode(z).detach())
+
+
+def test_sample_without_steps_is_the_standard_normal_through_the_generator(model):
+    z = torch.cat(list(model.sample_z(20_000, seed=5, steps=0)))
+    close(model.sample(600, seed=5, steps=0), model.generator.decode(z[:600]))
+    # 80,000 values: 5 standard errors of the mean (1/sqrt(n)) and of the variance (sqrt(2/n))
+    assert abs(z.mean().item()) < 5 / math.sqrt(z.numel())
+    assert abs(z.var().item() - 1) < 5 * math.sqrt(2 / z.numel())
+
+
+def test_progress_counts_to_the_end(model):
+    seen = []
+    model.sample(1003, progress=lambda *a: seen.append(a))
+    model.infer(images(501), progress=lambda *a: seen.append(a))
+    assert seen == [(500, 1003), (1000, 1003), (1003, 1003), (500, 501), (501, 501)]
+
+
+# --- infer, reconstruct, score ----------------------------------------------------------------------------------------
+
+
+def test_infer_is_the_posterior_chain_written_out(model):
+    """Every row has the same start and the same noise; the gradient comes from autograd here."""
+    x, rng, s = images(5), stream(3, "infer"), 0.05
+    z = torch.randn(1, 4, generator=rng, dtype=torch.float64).expand(5, -1)
+    for _ in range(6):
+        leaf = z.detach().requires_grad_()
+        gradient = torch.autograd.grad(model.log_joint(x, leaf).sum(), leaf)[0]
+        z = z + s * s / 2 * gradient + s * torch.randn(1, 4, generator=rng, dtype=torch.float64)
+    close(model.infer(x, seed=3), z, 1e-10)
+    close(model.reconstruct(x, seed=3), model.generator.decode(z), 1e-10)
+
+
+def test_score_is_minus_log_joint_at_the_inferred_z(model):
+    x = images(5)
+    score = model.anomaly_score(x, seed=2, steps=9)
+    close(score, -model.log_joint(x, model.infer(x, seed=2, steps=9)))
+    assert torch.equal(score, model.anomaly_score(x, seed=2, steps=9))
+    assert not torch.equal(score, model.anomaly_score(x, seed=3, steps=9))
+    assert not torch.equal(score, model.anomaly_score(x, seed=2))
+
+
+def test_a_rows_score_does_not_depend_on_its_neighbours(model, monkeypatch):
+    x = images(7)
+    together, z = model.anomaly_score(x), model.infer(x)
+    for i in range(7):
+        close(model.anomaly_score(x[i : i + 1]), together[i : i + 1])
+        close(model.infer(x[i : i + 1]), z[i : i + 1])
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    close(model.anomaly_score(x[order]), together[order])
+    monkeypatch.setattr(lebm.model, "CHUNK", 3)
+    close(model.anomaly_score(x), together)
+
+
+def test_without_shared_noise_equal_rows_get_different_draws(model):
+    x = images(1).expand(4, -1, -1, -1)
+    assert len(model.infer(x).unique(dim=0)) == 1
+    assert len(model.infer(x, shared_noise=False).unique(dim=0)) == 4
+
+
+def test_pixels_and_floats_score_alike():
+    model = LatentEBM(CONFIG)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
+    floats = (pixels[:, None] / 127.5 - 1).astype(np.float32)
+    torch.testing.assert_close(model.anomaly_score(pixels), model.anomaly_score(floats), rtol=1e-4, atol=1e-3)
+
+
+BAD = {
+    "list": ([[0.0]], "the input is a list; give a numpy array or a tensor"),
+    "empty": (np.zeros((0, 1, 8, 8), np.float32), "the input has no rows"),
+    "shape": (np.zeros((2, 1, 8, 9), np.float32), r"shape \(2, 1, 8, 9\); this model takes \(n, 1, 8, 8\)"),
+    "nan": (np.full((2, 1, 8, 8), np.nan), "image 0 contains NaN"),
+    "range": (np.full((2, 1, 8, 8), 7.0), "from 7 to 7"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("method", ["infer", "reconstruct", "anomaly_score"])
+def test_wrong_inputs_are_told_apart(model, case, method):
+    x, message = BAD[case]
+    with pytest.raises(DataError, match=message):
+        getattr(model, method)(x)
+
+
+def test_nan_is_refused_for_a_generator_without_checks_of_its_own():
+    own = LatentEBM(CONFIG, Plain(ImageGenerator(4, CONFIG.generator)))
+    with pytest.raises(DataError, match="contains NaN or infinity"):
+        own.infer(np.full((2, 1, 8, 8), np.inf, np.float32))
+
+
+def test_impossible_counts_are_refused(model):
+    for n in (0, -3):
+        with pytest.raises(DataError, match=f"number of samples is {n}; it must be at least 1"):
+            model.sample(n)
+    for call in (lambda: model.sample(2, steps=-1), lambda: model.infer(images(2), steps=-1), lambda: model.anomaly_score(images(2), steps=-1)):
+        with pytest.raises(DataError, match="chain steps is -1; it must not be negative"):
+            call()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["energy", "gaussian"])
+def test_save_and_load_are_exact(tmp_path, kind):
+    model = LatentEBM(resolve("digits", [*SETTINGS, f"prior.kind={kind}"]))
+    model.save(tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert isinstance(loaded.config, Config)
+    assert loaded.config == model.config
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values(), strict=True))
+    assert torch.equal(loaded.sample(3), model.sample(3))
+    assert torch.equal(loaded.anomaly_score(images(3)), model.anomaly_score(images(3)))
+
+
+def test_an_own_generator_is_asked_for_again(tmp_path):
+    path, own = tmp_path / "model.safetensors", LatentEBM(CONFIG, Plain(ImageGenerator(4, CONFIG.generator)))
+    own.save(path)
+    with pytest.raises(CheckpointError, match="a generator of your own; pass it"):
+        load(path)
+    assert torch.equal(load(path, generator=Plain(ImageGenerator(4, CONFIG.generator))).sample(3), own.sample(3))
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        load(path, generator=Plain(ImageGenerator(4, resolve("digits", ["generator.ngf=2"]).generator)))
