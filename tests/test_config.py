@@ -178,7 +178,7 @@ def test_lists_null_and_text():
         ("training.steps", ["KEY=VALUE"]),
         ("=3", ["KEY=VALUE"]),
         ("nz={a: 1}", ["nz is {'a': 1}", "whole number"]),
-        ("data.name=" + "[" * 3000, []),
+        ("data.name=" + "[" * 2000, []),
     ],
 )
 def test_what_cannot_be_is_refused(setting, parts):
@@ -229,8 +229,8 @@ def test_keys_that_are_not_text(write):
         ("preset: [1]", ["preset", "svhn"]),
         ("nzz: 3", ["unknown key nzz", "did you mean nz"]),
         ("training:\n", ["training is None", "steps"]),
-        ("nz: " + "[" * 20_000, ["not readable as YAML"]),
-        ("{a: " * 5_000, ["not readable as YAML"]),
+        ("nz: " + "[" * 3_000, ["not readable as YAML"]),
+        ("{a: " * 2_000, ["not readable as YAML"]),
     ],
 )
 def test_hazards_of_yaml(text, parts, write):
@@ -270,7 +270,7 @@ def test_any_file_is_a_config_or_a_config_error(tmp_path_factory, content):
         assert "\n" not in str(e)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["nz", "training", "learning.betas", "generator.widths", "data.limit", "prior.kind", "experiment"]), st.text(max_size=30))
 def test_any_setting_is_a_config_or_a_config_error(key, text):
     try:

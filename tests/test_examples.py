@@ -91,7 +91,7 @@ def test_one_page_posterior_is_prior_plus_likelihood(monkeypatch):
 
 def test_own_images(tmp_path, capsys):
     out = tmp_path / "run"
-    example("own_images").main(["--steps", "8", "--out", str(out)])
+    example("own_images").main(["--steps", "40", "--out", str(out)])
     said = capsys.readouterr().out
     assert width(out / "samples.png") > 64
     assert width(out / "reconstructions.png") > 64

@@ -198,3 +198,15 @@ def test_as_input_says_what_is_wrong_with_which_value(case):
     x, message = BAD[case]
     with pytest.raises(DataError, match=message):
         COLOUR.as_input(x)
+
+
+ARRAYS = {
+    "mirrored": lambda x: x[..., ::-1],
+    "big-endian": lambda x: x.astype(">f4"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_as_input_takes_every_kind_of_numpy_array(kind):
+    given = ARRAYS[kind](np.random.default_rng(0).uniform(-1, 1, (2, 3, 16, 16)).astype(np.float32))
+    assert np.array_equal(COLOUR.as_input(given).numpy(), given)

@@ -210,6 +210,12 @@ def test_nan_is_refused_for_a_generator_without_checks_of_its_own():
         own.infer(np.full((2, 1, 8, 8), np.inf, np.float32))
 
 
+@pytest.mark.parametrize("x", [np.array(0.5), torch.tensor(0.5)], ids=["array", "tensor"])
+def test_a_single_number_is_refused(model, x):
+    with pytest.raises(DataError):
+        model.infer(x)
+
+
 def test_impossible_counts_are_refused(model):
     for n in (0, -3):
         with pytest.raises(DataError, match=f"number of samples is {n}; it must be at least 1"):

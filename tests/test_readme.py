@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 
 from lebm import cli
@@ -25,7 +26,7 @@ TINY = {
     "train --resume": ["--set", "training.steps=3"],
     "evaluate": ["--samples", "60"],
 }
-NOT_RUN = {"demo"}  # it trains for a minute; that it exists is checked below
+NOT_RUN = {"demo", "bench"}  # these take half a minute and more; their arguments are checked below
 
 
 def blocks(language):
@@ -103,6 +104,16 @@ def test_a_wrong_line_would_be_seen(here, monkeypatch, capfd):
 def test_every_command_of_the_program_is_on_the_page():
     shown = {words[0] for words in lebm_commands()}
     assert {c.name or c.callback.__name__ for c in cli.app.registered_commands} == {w for w in shown if not w.startswith("-")}
+
+
+def test_commands_that_are_not_run_here_take_the_arguments_shown():
+    group = typer.main.get_command(cli.app)
+    checked = [words for words in lebm_commands() if words[0] in NOT_RUN]
+    assert {words[0] for words in checked} == NOT_RUN
+    for name, *arguments in checked:
+        group.commands[name].make_context(name, arguments)  # parses, does not run
+    with pytest.raises(Exception, match="(?i)no such option"):
+        group.commands["demo"].make_context("demo", ["--nothing"])
 
 
 def test_python_dash_m_is_the_same_program():

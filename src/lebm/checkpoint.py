@@ -80,7 +80,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     refuse_pickle(path)
     meta = _read_meta(path)
     try:
-        return safetensors.torch.load_file(path), meta
+        return {k: t.clone() for k, t in safetensors.torch.load_file(path).items()}, meta  # load_file maps the file
     except (safetensors.SafetensorError, RuntimeError, ValueError) as e:
         raise CheckpointError(f"{path} is damaged ({e}); use another checkpoint or train again") from None
 
@@ -106,7 +106,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raw = f.read(length)
     try:
         meta = json.loads(json.loads(raw).get("__metadata__", {})["lebm"])
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is damaged: its header is not readable; use another checkpoint or train again") from None
     except KeyError:
         raise CheckpointError(f"{path} was not written by lebm: it has tensors but no lebm header") from None

@@ -27,7 +27,7 @@ class Step:
 
 
 def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator) -> Step:
-    """Algorithm 1: move alpha and beta once on a batch x (equations 9 and 10: short-run chains stand for the expectations)."""
+    """Algorithm 1: move alpha and beta once on a batch x (equations 10 and 11: short-run chains stand for the expectations)."""
     with torch.no_grad():
         z0_neg, z0_pos = model.prior.draw_base(len(x), rng), model.prior.draw_base(len(x), rng)
         z_neg = langevin(model.prior.score, z0_neg, chains.prior, rng)
@@ -41,7 +41,7 @@ def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, ch
     loss.backward()
     if learning.clip:
         for net in (model.prior, model.generator):
-            nn.utils.clip_grad_norm_(net.parameters(), learning.clip)
+            nn.utils.clip_grad_norm_(list(net.parameters()), learning.clip)
     optimizer.step()
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
 

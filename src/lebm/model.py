@@ -16,6 +16,7 @@ from lebm import checkpoint
 from lebm.config import Chain, Config, from_dict
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import GENERATORS
+from lebm.generators.image import as_tensor
 from lebm.prior import PRIORS
 from lebm.rng import stream
 from lebm.sampler import langevin
@@ -33,7 +34,7 @@ class LatentEBM(nn.Module):
         with torch.random.fork_rng(devices=[]):  # weights depend on config.seed alone and leave the global stream as it was
             torch.random.set_rng_state(stream(config.seed, "init").get_state())
             self.prior = PRIORS[config.prior.kind](config.nz, config.prior)
-            self.generator = generator or GENERATORS[config.generator.kind](config.nz, config.generator)
+            self.generator = generator if generator is not None else GENERATORS[config.generator.kind](config.nz, config.generator)
         self.own_generator = generator is not None
         for name in ("log_prob", "decode"):
             if not callable(getattr(self.generator, name, None)):
@@ -109,13 +110,14 @@ class LatentEBM(nn.Module):
         """A user's array or tensor as the generator takes it; wrong shapes and ranges are errors."""
         if not isinstance(x, np.ndarray | Tensor):
             raise DataError(f"the input is a {type(x).__name__}; give a numpy array or a tensor")
-        if len(x) == 0:
+        if x.ndim == 0 or len(x) == 0:
             raise DataError("the input has no rows; give at least one")
         check = getattr(self.generator, "as_input", None)
-        t: Tensor = check(x) if check else torch.as_tensor(x)
+        t: Tensor = check(x) if check else as_tensor(x)
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise DataError("the input contains NaN or infinity; remove or mend such rows")
-        return t.to(next(self.parameters()).dtype) if t.is_floating_point() else t
+        kind = next((p.dtype for p in self.parameters()), t.dtype)
+        return t.to(kind) if t.is_floating_point() else t
 
     # --- files -----------------------------------------------------------------------------------------------------
 

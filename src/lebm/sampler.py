@@ -1,4 +1,4 @@
-"""Short-run Langevin dynamics (equation 8 of the paper). Knows no model: a score, a start, a chain and randomness."""
+"""Short-run Langevin dynamics (equation 9 of the paper). Knows no model: a score, a start, a chain and randomness."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from lebm.config import Chains, Config, resolve
 from lebm.data import Batches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
-from lebm.generators.image import as_floats, as_images, to_pixels
+from lebm.generators.image import as_floats, to_pixels
 from lebm.learn import Step, describe, learn_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM
@@ -106,10 +106,8 @@ def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Con
     if not isinstance(data, np.ndarray | Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind not in "biuf") or data.ndim < 1:
         what = f"an array of {data.dtype} with shape {tuple(data.shape)}" if isinstance(data, np.ndarray | Tensor) else f"a {type(data).__name__}"
         raise DataError(f"the data is {what}; give a numpy array or tensor of numbers, a row for every example")
-    if not net.own_generator:
-        images = as_images(data, net.generator.shape)  # type: ignore[arg-type]
-        return to_pixels(images) if torch.as_tensor(data).dtype == torch.uint8 else images
-    return net.as_input(data)
+    x = net.as_input(data)
+    return to_pixels(x) if not net.own_generator and torch.as_tensor(data).dtype == torch.uint8 else x
 
 
 def refuse_handed_in(config: Config) -> None:

@@ -57,13 +57,15 @@ class FusedStep:
         with self.beside:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
         self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
-        self.generator.backward(to_z=False)
-        self.generator.weight_gradients(self.z_pos)
+        self.generator.backward()
+        self.third.after_main()
+        self.generator.weight_gradients(self.z_pos, self.third)
         log_px = self.generator.log_px()
+        self.third.join()
         self.beside.join()
         if self.config.learning.clip:
             for net in (self.model.prior, self.model.generator):
-                nn.utils.clip_grad_norm_(net.parameters(), self.config.learning.clip)
+                nn.utils.clip_grad_norm_(list(net.parameters()), self.config.learning.clip)
         self.optimizer.step()
         return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
 
@@ -86,7 +88,7 @@ class FusedStep:
             )
 
     def energy_gradients(self) -> tuple[Tensor, Tensor]:
-        """.grad of the energy network for f_neg - f_pos (equation 9) and the L2 term, where there is one."""
+        """.grad of the energy network for f_neg - f_pos (equation 10) and the L2 term, where there is one."""
         with torch.enable_grad():
             f = self.model.prior.f(torch.cat([self.z_pos, self.z_neg])).view(2, -1)
             loss = f[1].mean() - f[0].mean()

@@ -1,8 +1,9 @@
 """Triton kernels of the image generators: forward, input gradient and weight gradient of transposed convolutions.
 
-Feature maps are NHWC, weights (ky, kx, ci, co), products accumulate in float32. A layer that doubles the map (4x4,
-stride 2, padding 1) splits into four phases: output pixel (2i + a, 2j + b) sees 2 x 2 input pixels and 2 x 2 taps. Every kernel
-is an implicit matrix product over pixels, with bias, LeakyReLU, its mask, tanh and the residual fused where they belong.
+Feature maps are NHWC, products accumulate in float32. A layer that doubles the map (4x4, stride 2, padding 1) splits into
+four phases: output pixel (2i + a, 2j + b) sees 2 x 2 input pixels and 2 x 2 taps. The kernels are implicit matrix products over
+pixels, with bias, LeakyReLU, its mask, tanh and the residual fused where they belong. Where cuDNN is faster it is called
+instead (see image.py).
 """
 
 from __future__ import annotations
@@ -13,19 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def first_forward(
-    z,
-    w,
-    bias,
-    out,
-    rows,
-    NZ: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-    LEAK: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    z, w, bias, out, rows,
+    NZ: tl.constexpr, N: tl.constexpr, C: tl.constexpr, LEAK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """out[rows, N] = lrelu(z[rows, NZ] @ w[NZ, N] + bias[n % C]): the first layer, on a 1x1 map, is a matrix product."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -41,8 +32,15 @@ def first_forward(
 
 
 @triton.jit
-def first_backward(g, w, part, rows, NZ: tl.constexpr, NZP: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """part[s, rows, NZ] = g[rows, chunk s of N] @ w[NZ, chunk s]^T: the long sum over N is split; whoever reads adds the parts."""
+def first_backward(
+    g, h, w, part, rows,
+    NZ: tl.constexpr, NZP: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, LEAK: tl.constexpr, MASK: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """part[s, rows, NZ] = (lrelu'(h) g)[rows, chunk s of N] @ w[NZ, chunk s]^T: the long sum over N is split; whoever reads adds the parts.
+
+    MASK: g comes from a library's convolution and has not passed the activation yet.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     s = tl.program_id(1)
     i = tl.arange(0, NZP)
@@ -50,7 +48,11 @@ def first_backward(g, w, part, rows, NZ: tl.constexpr, NZP: tl.constexpr, N: tl.
     CHUNK: tl.constexpr = (N + SPLIT * BK - 1) // (SPLIT * BK) * BK
     for q in range(0, CHUNK // BK):
         k = s * CHUNK + q * BK + tl.arange(0, BK)
-        a = tl.load(g + m[:, None] * N + k[None, :], mask=(m < rows)[:, None] & (k < N)[None, :], other=0.0)
+        ok = (m < rows)[:, None] & (k < N)[None, :]
+        a = tl.load(g + m[:, None] * N + k[None, :], mask=ok, other=0.0)
+        if MASK:
+            u = tl.load(h + m[:, None] * N + k[None, :], mask=ok, other=0.0)
+            a = tl.where(u > 0, a, (a * LEAK).to(a.dtype))
         b = tl.load(w + i[:, None] * N + k[None, :], mask=(i < NZ)[:, None] & (k < N)[None, :], other=0.0)
         acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
     tl.store(part + s * rows * NZ + m[:, None] * NZ + i[None, :], acc, mask=(m < rows)[:, None] & (i < NZ)[None, :])
@@ -58,11 +60,14 @@ def first_backward(g, w, part, rows, NZ: tl.constexpr, NZP: tl.constexpr, N: tl.
 
 @triton.jit
 def up_forward(
-    h, w, bias, out, rows,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, LEAK: tl.constexpr,
+    h, w, bias, out, w_last, columns, rows,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, LEAK: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, 2H, 2W, CO] = lrelu(convT4x4s2p1(h[rows, H, W, CI], w) + bias); one phase (a, b) a program."""
+    """out[rows, 2H, 2W, CO] = lrelu(convT4x4s2p1(h[rows, H, W, CI], w) + bias); one phase (a, b) a program.
+
+    N > 0 (it needs BN >= CO): also columns[pixel, N] = out[pixel, CO] @ w_last[CO, N], which the last layer folds.
+    """
     phase = tl.program_id(2)
     a, b = phase // 2, phase % 2
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -92,7 +97,13 @@ def up_forward(
     acc += tl.load(bias + n, mask=n < CO, other=0.0)[None, :]
     acc = tl.where(acc > 0, acc, acc * LEAK)
     o = ((r * 2 * H + 2 * i + a) * 2 * W + 2 * j + b)[:, None] * CO + n[None, :]
-    tl.store(out + o, acc.to(out.dtype.element_ty), mask=inside[:, None] & (n < CO)[None, :])
+    made = acc.to(out.dtype.element_ty)
+    tl.store(out + o, made, mask=inside[:, None] & (n < CO)[None, :])
+    if N > 0:
+        q = tl.arange(0, NP)
+        B = tl.load(w_last + n[:, None] * N + q[None, :], mask=(n < CO)[:, None] & (q < N)[None, :], other=0.0)
+        o = ((r * 2 * H + 2 * i + a) * 2 * W + 2 * j + b)[:, None] * N + q[None, :]
+        tl.store(columns + o, tl.dot(made, B, input_precision="ieee"), mask=inside[:, None] & (q < N)[None, :])
 
 
 @triton.jit
@@ -101,7 +112,10 @@ def up_backward(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, LEAK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, H, W, CI] = lrelu'(h) conv4x4s2p1(g[rows, 2H, 2W, CO], w): the gradient at the layer's pre-activated input."""
+    """out[rows, H, W, CI] = lrelu'(h) conv4x4s2p1(g[rows, 2H, 2W, CO], w): the gradient at the layer's pre-activated input.
+
+    w[ky, kx, CO, CI] is a turned copy: read as it lies for the forward pass it costs a quarter more time.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = m < rows * H * W
     r, i, j = m // (H * W), m % (H * W) // W, m % W
@@ -115,7 +129,7 @@ def up_backward(
         y, x = 2 * i - 1 + tap // 4, 2 * j - 1 + tap % 4
         ok = inside & (y >= 0) & (y < 2 * H) & (x >= 0) & (x < 2 * W)
         source = g + ((r * 2 * H + y) * 2 * W + x)[:, None] * CO + k[None, :]
-        weight = w + (tap * CI + n)[:, None] * CO + k[None, :]
+        weight = w + (tap * CO + k)[:, None] * CI + n[None, :]
         if CO % BK == 0:
             A = tl.load(source, mask=ok[:, None], other=0.0)
         else:
@@ -123,8 +137,8 @@ def up_backward(
         if CO % BK == 0 and CI % BN == 0:
             B = tl.load(weight)
         else:
-            B = tl.load(weight, mask=(n < CI)[:, None] & (k < CO)[None, :], other=0.0)
-        acc = tl.dot(A, tl.trans(B), acc, input_precision="ieee")
+            B = tl.load(weight, mask=(k < CO)[:, None] & (n < CI)[None, :], other=0.0)
+        acc = tl.dot(A, B, acc, input_precision="ieee")
     p = m[:, None] * CI + n[None, :]
     ok = inside[:, None] & (n < CI)[None, :]
     acc = tl.where(tl.load(h + p, mask=ok, other=0.0).to(tl.float32) > 0, acc, acc * LEAK)
@@ -132,73 +146,43 @@ def up_backward(
 
 
 @triton.jit
-def up_weights(
-    h, g, dw, db, rows,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, STEPS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """dw[tap, CI, CO] = sum over pixels of h[pixel, CI] g[pixel's output under the tap, CO], and db[CO] beside it.
-
-    STEPS = ceil(rows H W / BK). The taps ky, kx in {1, 2} together meet every output pixel once, so they also sum the bias.
-    """
-    tap = tl.program_id(2)
-    ky, kx = tap // 4, tap % 4
-    ci = tl.program_id(0) * BM + tl.arange(0, BM)
-    co = tl.program_id(1) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    total = tl.zeros((BN,), tl.float32)
-    for s in range(0, STEPS):
-        m = s * BK + tl.arange(0, BK)
-        inside = m < rows * H * W
-        r, i, j = m // (H * W), m % (H * W) // W, m % W
-        y, x = 2 * i - 1 + ky, 2 * j - 1 + kx
-        ok = inside & (y >= 0) & (y < 2 * H) & (x >= 0) & (x < 2 * W)
-        A = tl.load(h + m[:, None] * CI + ci[None, :], mask=inside[:, None] & (ci < CI)[None, :], other=0.0)
-        B = tl.load(g + ((r * 2 * H + y) * 2 * W + x)[:, None] * CO + co[None, :], mask=ok[:, None] & (co < CO)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(A), B, acc, input_precision="ieee")
-        total += tl.sum(B.to(tl.float32), 0)
-    tl.store(dw + (tap * CI + ci)[:, None] * CO + co[None, :], acc, mask=(ci < CI)[:, None] & (co < CO)[None, :])
-    if (tl.program_id(0) == 0) & (ky >= 1) & (ky <= 2) & (kx >= 1) & (kx <= 2):
-        tl.atomic_add(db + co, total, mask=co < CO)
+def last_columns(h, w, out, pixels, CI: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """out[pixels, N] = h[pixels, CI] @ w[CI, N], N = taps x colours: what each input pixel gives to the output pixels under it."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.arange(0, NP)
+    acc = tl.zeros((BM, NP), tl.float32)
+    for k0 in tl.static_range(0, CI, BK):
+        k = k0 + tl.arange(0, BK)
+        A = tl.load(h + m[:, None] * CI + k[None, :], mask=(m < pixels)[:, None] & (k < CI)[None, :], other=0.0)
+        B = tl.load(w + k[:, None] * N + n[None, :], mask=(k < CI)[:, None] & (n < N)[None, :], other=0.0)
+        acc = tl.dot(A, B, acc, input_precision="ieee")
+    tl.store(out + m[:, None] * N + n[None, :], acc, mask=(m < pixels)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
-def last_forward(
-    h, wp, bias, x, d, error, rows, scale,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BYTES: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+def last_fold(
+    columns, bias, x, d, error, rows, scale,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, BYTES: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """x_hat = tanh(last layer); d[rows, S H, S W, C] = (x - x_hat)(1 - x_hat^2) scale; error[program] = sum (x - x_hat)^2.
-
-    The layer is a 9-tap product with S S C columns of 16 (wp[9, CI, 16], see pack_last). x is NCHW, uint8 where BYTES.
-    """
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    inside = m < rows * H * W
-    r, i, j = m // (H * W), m % (H * W) // W, m % W
-    n = tl.arange(0, 16)
-    kk = tl.arange(0, BK)
-    acc = tl.zeros((BM, 16), tl.float32)
-    NK: tl.constexpr = (CI + BK - 1) // BK
-    for s in range(0, 9 * NK):
-        tap = s // NK
-        k = s % NK * BK + kk
-        y, q = i + tap // 3 - 1, j + tap % 3 - 1
-        ok = inside & (y >= 0) & (y < H) & (q >= 0) & (q < W)
-        A = tl.load(h + ((r * H + y) * W + q)[:, None] * CI + k[None, :], mask=ok[:, None] & (k < CI)[None, :], other=0.0)
-        B = tl.load(wp + (tap * CI + k)[:, None] * 16 + n[None, :], mask=(k < CI)[:, None], other=0.0)
-        acc = tl.dot(A, B, acc, input_precision="ieee")
-    c = n % C
-    a, b = n // C // S, n // C % S
-    acc += tl.load(bias + c)[None, :]
-    x_hat = 1 - 2 / (tl.exp(2 * acc) + 1)
-    oy, ox = (S * i)[:, None] + a[None, :], (S * j)[:, None] + b[None, :]
-    ok2 = inside[:, None] & (n < S * S * C)[None, :]
-    value = tl.load(x + ((r[:, None] * C + c[None, :]) * (S * H) + oy) * (S * W) + ox, mask=ok2, other=0).to(tl.float32)
+    """x_hat = tanh(sum of the columns that meet in a pixel + bias); d[rows, S H, S W, C] = (x - x_hat)(1 - x_hat^2) scale;
+    error[program] = sum (x - x_hat)^2. x is NCHW, uint8 where BYTES."""
+    o = tl.program_id(0) * BL + tl.arange(0, BL)
+    inside = o < rows * (S * H * S * W * C)
+    c, ox, oy, r = o % C, o // C % (S * W), o // (C * S * W) % (S * H), o // (C * S * W * S * H)
+    u = tl.load(bias + c)
+    for ty in tl.static_range(KS // S):
+        for tx in tl.static_range(KS // S):
+            ky, kx = (oy + 1) % S + S * ty, (ox + 1) % S + S * tx
+            i, j = (oy + 1 - ky) // S, (ox + 1 - kx) // S
+            ok = inside & (oy + 1 >= ky) & (i < H) & (ox + 1 >= kx) & (j < W)
+            u += tl.load(columns + ((r * H + i) * W + j) * (KS * KS * C) + (ky * KS + kx) * C + c, mask=ok, other=0.0)
+    x_hat = 1 - 2 / (tl.exp(2 * u) + 1)
+    value = tl.load(x + ((r * C + c) * (S * H) + oy) * (S * W) + ox, mask=inside, other=0).to(tl.float32)
     if BYTES:
         value = value / 127.5 - 1
-    diff = tl.where(ok2, value - x_hat, 0.0)
-    tl.store(d + ((r[:, None] * (S * H) + oy) * (S * W) + ox) * C + c[None, :], (diff * (1 - x_hat * x_hat) * scale).to(d.dtype.element_ty), mask=ok2)
-    tl.store(error + tl.program_id(0), tl.sum(tl.sum(diff * diff, 1), 0))
+    diff = tl.where(inside, value - x_hat, 0.0)
+    tl.store(d + o, (diff * (1 - x_hat * x_hat) * scale).to(d.dtype.element_ty), mask=inside)
+    tl.store(error + tl.program_id(0), tl.sum(diff * diff, 0))
 
 
 @triton.jit
@@ -207,7 +191,7 @@ def last_backward(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, KP: tl.constexpr, LEAK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, H, W, CI] = lrelu'(h) conv(d, w[KS, KS, CI, C]) with stride S: the taps and colours are one short sum, padded to KP."""
+    """out[rows, H, W, CI] = lrelu'(h) conv(d, w) with stride S: taps and colours are one short sum, padded to KP; w[KP, CI] is a turned copy."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = m < rows * H * W
@@ -218,7 +202,7 @@ def last_backward(
     real = k < KS * KS * C
     ok = inside[:, None] & real[None, :] & (y >= 0) & (y < S * H) & (x >= 0) & (x < S * W)
     A = tl.load(d + ((r[:, None] * (S * H) + y) * (S * W) + x) * C + c[None, :], mask=ok, other=0.0)
-    B = tl.load(w + (tap[:, None] * CI + n[None, :]) * C + c[:, None], mask=real[:, None] & (n < CI)[None, :], other=0.0)
+    B = tl.load(w + k[:, None] * CI + n[None, :], mask=(n < CI)[None, :], other=0.0)
     acc = tl.dot(A, B, input_precision="ieee")
     p = m[:, None] * CI + n[None, :]
     ok = inside[:, None] & (n < CI)[None, :]
@@ -251,14 +235,11 @@ def last_weights(
 
 
 @triton.jit
-def first_weights(g, z, dw, rows, NZ: tl.constexpr, NZP: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """dw[NZ, N] = z[rows, NZ]^T g[rows, N]."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    i = tl.arange(0, NZP)
-    acc = tl.zeros((NZP, BN), tl.float32)
+def column_sums(g, out, pixels, C: tl.constexpr, STEPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """out[C] += sum over pixels of g[pixels, C] (out starts at zero): the gradient of a bias."""
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BN,), tl.float32)
     for s in range(0, STEPS):
-        m = s * BK + tl.arange(0, BK)
-        A = tl.load(z + m[:, None] * NZ + i[None, :], mask=(m < rows)[:, None] & (i < NZ)[None, :], other=0.0).to(g.dtype.element_ty)
-        B = tl.load(g + m[:, None] * N + n[None, :], mask=(m < rows)[:, None] & (n < N)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(A), B, acc, input_precision="ieee")
-    tl.store(dw + i[:, None] * N + n[None, :], acc, mask=(i < NZ)[:, None] & (n < N)[None, :])
+        m = (tl.program_id(0) * STEPS + s) * BM + tl.arange(0, BM)
+        total += tl.sum(tl.load(g + m[:, None] * C + n[None, :], mask=(m < pixels)[:, None] & (n < C)[None, :], other=0.0).to(tl.float32), 0)
+    tl.atomic_add(out + n, total, mask=n < C)

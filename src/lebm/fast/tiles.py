@@ -1,4 +1,4 @@
-"""Block sizes of the kernels, by the shape of the product: measured on an H200, sensible elsewhere."""
+"""Block sizes of the kernels, and where cuDNN is called instead, by the shape of the product: measured on an H200."""
 
 from __future__ import annotations
 
@@ -24,42 +24,52 @@ def _fit(tile: Tile, m: int, n: int, k: int) -> Tile:
 
 
 def up_forward(pixels: int, ci: int, co: int) -> Tile:
-    return _fit(Tile(128, 128, 64, 8, 3), pixels, co, ci)
+    if co >= 256:  # wide blocks read each input pixel once; small maps need more of them to fill the chip
+        tile = Tile(128, 256, 64, 8, 3) if pixels * co >= 2**19 else Tile(64, 256, 64, 4, 3)
+    else:
+        tile = Tile(128, 128, 64, 4, 3) if pixels < 20_000 else Tile(128, 128, 64, 8, 3)
+    return _fit(tile, pixels, co, ci)
 
 
 def up_backward(pixels: int, ci: int, co: int) -> Tile:
-    blocks = (pixels + 127) // 128 * ((ci + 127) // 128)
-    return _fit(Tile(128, 128, 64, 4, 4) if blocks > 66 else Tile(64, 128, 64, 4, 4), pixels, ci, co)
+    large = pixels * ci >= 2**21
+    return _fit(Tile(128, 256, 64, 8, 3) if large else Tile(64, 128, 64, 4, 3), pixels, ci, co)
 
 
-def up_weights(pixels: int, ci: int, co: int) -> Tile:
-    return _fit(Tile(128, 128, 64, 8, 3), ci, co, pixels)
+def up_backward_by_cudnn(index: int, pixels: int, ci: int, co: int) -> bool:
+    """cuDNN's convolution is faster than ours, but its activation mask is a pass of its own, except before the first layer,
+    whose product takes the mask along: so there, and where the arithmetic outweighs the pass."""
+    return index == 0 or pixels * ci * co >= 2**31
 
 
-def last_forward(pixels: int, ci: int) -> Tile:
-    return _fit(Tile(128, 16, 64, 4, 3), pixels, 16, ci)
+def last_columns(pixels: int, ci: int, n: int) -> Tile:
+    return _fit(Tile(128, 64, 64, 4, 3), pixels, n, ci)
 
 
 def last_backward(pixels: int, ci: int) -> Tile:
-    return _fit(Tile(128, 128, 64, 4, 2), pixels, ci, 64)
+    return _fit(Tile(128, 128, 64, 4, 1) if pixels < 50_000 else Tile(64, 128, 64, 4, 1), pixels, ci, 64)
 
 
-def last_weights(pixels: int, ci: int) -> Tile:
-    return _fit(Tile(64, 16, 64, 4, 3), ci, 16, pixels)
+def last_weights(pixels: int, ci: int) -> tuple[Tile, int]:
+    """The tile, and at most how many programs share the pixels."""
+    return _fit(Tile(128, 16, 64, 4, 3), ci, 16, pixels), 128 if pixels < 50_000 else 256
 
 
 def first_forward(rows: int, nz: int, n: int) -> Tile:
-    return _fit(Tile(128, 64, 128, 4, 1), rows, n, nz)
+    return _fit(Tile(64, 64, 128, 4, 1) if n <= 8192 else Tile(128, 64, 128, 4, 1), rows, n, nz)
 
 
 def first_backward(rows: int, nz: int, n: int) -> tuple[Tile, int]:
     """The tile, and into how many parts the long sum is split."""
-    tile = _fit(Tile(128, 128, 128, 8, 2), rows, nz, n)
+    tile = _fit(Tile(64, 128, 64, 4, 3), rows, nz, n)
     return tile, max(1, min(64, n // tile.k))
 
 
-def first_weights(rows: int, nz: int, n: int) -> Tile:
-    return _fit(Tile(128, 64, 64, 4, 2), nz, n, rows)
+def column_sums(pixels: int, c: int) -> tuple[Tile, int]:
+    """The tile, and how many blocks of rows a program sums."""
+    tile = _fit(Tile(64, 64, 1, 4, 2), pixels, c, 1)
+    return tile, max(1, pixels // (tile.m * 128))
 
 
+FOLD_BLOCK = 512
 PRIOR_ROWS, PRIOR_WARPS = 16, 8

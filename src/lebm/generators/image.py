@@ -107,22 +107,32 @@ def _transposed(layer: nn.ConvTranspose2d, h: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias[:, None, None]
 
 
+def as_tensor(x: np.ndarray | Tensor) -> Tensor:
+    """A tensor of any numeric array: mirrored, big-endian and read-only ones are copied first."""
+    if isinstance(x, Tensor):
+        return x
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"the input is an array of type {x.dtype}; give numbers, all rows of one shape")
+    native = np.asarray(x, x.dtype.newbyteorder("="))
+    return torch.from_numpy(native if native.flags.writeable and min(native.strides, default=0) >= 0 else native.copy())
+
+
 def as_images(x: np.ndarray | Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Images as arrays or tensors, uint8 in 0..255 or floats in [-1, 1], checked and laid out as (n, c, h, w)."""
-    t = torch.as_tensor(x)
+    t = as_tensor(x)
     c, h, w = shape
     if t.ndim == 3 and (c == 1 or tuple(t.shape) in ((c, h, w), (h, w, c))):
         t = t.unsqueeze(1) if c == 1 and tuple(t.shape[1:]) == (h, w) else t.unsqueeze(0)
     if t.ndim == 4 and tuple(t.shape[1:]) == (h, w, c):
         t = t.permute(0, 3, 1, 2)
     if t.ndim != 4 or tuple(t.shape[1:]) != (c, h, w):
-        raise DataError(f"images have shape {tuple(torch.as_tensor(x).shape)}; this model takes (n, {c}, {h}, {w}) or (n, {h}, {w}, {c})")
+        raise DataError(f"images have shape {tuple(x.shape)}; this model takes (n, {c}, {h}, {w}) or (n, {h}, {w}, {c})")
     if t.dtype == torch.uint8:
         return to_x(t)
     if not t.is_floating_point():
         raise DataError(f"images have type {t.dtype}; give uint8 pixels 0..255 or floats in [-1, 1]")
     check_range(t)
-    return t.to(torch.get_default_dtype()) if t.dtype != torch.float64 else t
+    return t
 
 
 def check_range(t: Tensor) -> None:

@@ -19,6 +19,8 @@ class Moments:
 
     def add(self, rows: Tensor) -> Moments:
         rows = rows.detach().flatten(1).to(torch.float64)
+        if len(rows) == 0:
+            return self
         if self._sum is None or self._products is None or self._shift is None:
             d = rows.shape[1]
             self._shift = rows[:1].clone()  # an offset near the mean keeps the products from cancelling

@@ -1,0 +1,142 @@
+"""run folder -> metrics.json, figures, report.html."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lebm import evaluate as module
+from lebm.config import resolve
+from lebm.data import load as load_data
+from lebm.errors import CheckpointError, ConfigError, DataError
+from lebm.evaluate import METRICS, Evaluation, energy_profile, evaluate
+from lebm.metrics.fid import Moments, frechet_distance
+from lebm.model import LatentEBM, load
+from lebm.results import KEYS
+from lebm.training import as_floats, train
+
+SETTINGS = ["generator.ngf=4", "prior.width=16", "chains.prior.steps=5", "chains.posterior.steps=3", "training.steps=4", "training.batch=20"]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def make(folder, *settings):
+    train(resolve("digits", [*SETTINGS, "training.log_every=2", *settings]), run=folder, device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("evaluate") / "run")
+
+
+@pytest.fixture(scope="module")
+def summary(run):
+    return evaluate(run, samples=60, seed=3, device="cpu")
+
+
+def test_everything_is_written(run, summary):
+    assert json.loads((run / "metrics.json").read_text()) == summary and tuple(summary) == KEYS
+    assert {p.name for p in (run / "figures").iterdir()} == {"samples.png", "samples-gaussian.png", "reconstructions.png", "energy.svg", "curves.svg"}
+    for name in ("samples", "samples-gaussian", "reconstructions"):
+        Image.open(run / "figures" / f"{name}.png").verify()
+    page = (run / "report.html").read_text()
+    assert "<script src" not in page and page.count("data:image/png") == 3 and not list(run.rglob(".*"))
+
+
+def test_what_the_summary_says(run, summary):
+    assert summary["experiment"] == "digits" and summary["steps"] == 4 and summary["seed"] == 3
+    assert summary["data"] == {"name": "digits", "source": "scikit-learn load_digits", "train": 1500, "test": 297}
+    assert summary["config"] == resolve(run).to_dict() and summary["protocol"]["samples"] == 60
+    assert summary["device"].startswith("CPU") and summary["seconds"] >= 0
+    assert all(math.isfinite(v) and v > 0 for v in summary["metrics"].values())
+
+
+def test_the_numbers_are_what_their_names_say(run, summary):
+    model = load(run)
+    data = load_data(model.config)
+    reference, samples = Moments(), Moments()
+    reference.add(as_floats(data.train))
+    samples.add(model.sample(60, seed=3))
+    assert summary["metrics"]["frechet"] == pytest.approx(frechet_distance(*samples.mean_cov(), *reference.mean_cov()), rel=1e-6)
+    x = as_floats(data.test)
+    x_hat = model.decode(model.infer(x, 3, shared_noise=False))
+    assert summary["metrics"]["mse"] == pytest.approx(float((x - x_hat).square().mean()), rel=1e-5)
+    assert summary["metrics"]["mse_100"] != summary["metrics"]["mse"]
+
+
+def test_the_same_call_gives_the_same_numbers(run, summary):
+    again = evaluate(run, samples=60, seed=3, device="cpu", pictures=False)
+    assert again["metrics"] == summary["metrics"]
+    assert evaluate(run, ("mse",), samples=60, seed=4, device="cpu", pictures=False)["metrics"]["mse"] != summary["metrics"]["mse"]
+
+
+def test_the_fixed_prior_has_no_energy_to_show(tmp_path):
+    run = make(tmp_path / "run", "prior.kind=gaussian")
+    found = evaluate(run, ("frechet",), samples=20)["metrics"]
+    assert found["frechet"] == found["frechet_gaussian"]
+    assert not (run / "figures" / "energy.svg").exists() and (run / "report.html").exists()
+
+
+def test_colour_images_and_a_run_without_steps(tmp_path):
+    small = ["data.name=noise", "data.limit=20", "generator.ngf=2", "training.steps=0", "chains.prior.steps=2", "chains.posterior.steps=2"]
+    train(resolve("svhn", small), run=tmp_path / "run")
+    found = evaluate(tmp_path / "run", samples=20)
+    assert found["steps"] == 0 and not (tmp_path / "run" / "figures" / "curves.svg").exists()
+    assert list(found["metrics"]) == ["mse", "mse_100"], "3072 pixels: no Fréchet distance unless it is asked for"
+
+
+def test_a_number_that_is_none_is_written_as_null(run, monkeypatch, tmp_path):
+    monkeypatch.setitem(METRICS, "odd", lambda ev: {"odd": math.nan})
+    assert math.isnan(evaluate(run, ("odd",), device="cpu", pictures=False)["metrics"]["odd"])
+    assert json.loads((run / "metrics.json").read_text(), parse_constant=pytest.fail)["metrics"] == {"odd": None}
+
+
+def test_refusals(run, tmp_path):
+    before = sorted(p.stat().st_mtime_ns for p in run.rglob("*"))
+    for error, part, call in (
+        (ConfigError, "unknown metric 'fid2'", lambda: evaluate(run, ("fid2",))),
+        (ConfigError, "at least 2", lambda: evaluate(run, samples=1)),
+        (ConfigError, "device", lambda: evaluate(run, device="tpu")),
+        (CheckpointError, "is a file", lambda: evaluate(run / "model.safetensors")),
+        (CheckpointError, "does not exist", lambda: evaluate(tmp_path / "nothing")),
+        (CheckpointError, "not a run folder", lambda: evaluate(tmp_path)),
+    ):
+        with pytest.raises(error, match=part):
+            call()
+    assert sorted(p.stat().st_mtime_ns for p in run.rglob("*")) == before
+
+
+def test_data_that_has_gone(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", np.zeros((20, 8, 8), np.uint8))
+    run = make(tmp_path / "run", "data.name=images", f"data.path={tmp_path / 'x.npy'}", "training.batch=5")
+    (tmp_path / "x.npy").unlink()
+    with pytest.raises(DataError, match="x.npy"):
+        evaluate(run)
+    assert not (run / "metrics.json").exists()
+
+
+def test_the_energy_profile_starts_at_the_base_and_follows_the_chain():
+    model = LatentEBM(resolve("digits", SETTINGS))
+    profile = energy_profile(model, seed=0, steps=7, chains=11)
+    assert profile.shape == (8, 11) and np.isfinite(profile).all()
+    assert np.array_equal(profile, energy_profile(model, seed=0, steps=7, chains=11))
+    assert np.array_equal(profile[:4], energy_profile(model, seed=0, steps=3, chains=11)), "a longer chain begins like a shorter one"
+
+
+def test_a_metric_is_one_line_in_a_dict(run, monkeypatch):
+    seen = []
+
+    def count(ev: Evaluation):
+        seen.append(ev)
+        return {"rows": float(len(ev.test))}
+
+    monkeypatch.setitem(METRICS, "rows", count)
+    assert evaluate(run, ("rows",), pictures=False)["metrics"] == {"rows": 297.0} and seen[0].samples == 10_000
+    assert module.SHOWN == 64

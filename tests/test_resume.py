@@ -1,0 +1,353 @@
+"""A run that stops goes on as if it had not: bit for bit, after a pause, a signal or a kill at any moment."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import lebm
+from lebm import checkpoint, training
+from lebm.config import resolve
+from lebm.errors import CheckpointError
+from lebm.training import train
+
+TINY = [
+    "generator.ngf=4",
+    "prior.width=16",
+    "chains.prior.steps=5",
+    "chains.posterior.steps=3",
+    "training.log_every=1",
+    "training.checkpoint_every=2",
+]
+FEATURES = {
+    "plain": [],
+    "ema": ["learning.ema=0.9"],
+    "clip": ["learning.clip=0.5"],
+    "l2": ["learning.l2=0.1"],
+    "all": ["learning.ema=0.9", "learning.clip=0.5", "learning.l2=0.1", "learning.decay=0.5", "learning.betas=[0.9, 0.99]"],
+    "decay": ["learning.decay=0.5"],
+    "gaussian": ["prior.kind=gaussian"],
+}
+TIMES = ("seconds", "steps_per_second")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def tiny(*settings):
+    return resolve("digits", [*TINY, *settings])
+
+
+def last_checkpoint(run):
+    folder = sorted((run / "checkpoints").iterdir())[-1]
+    state = json.loads((folder / "state.json").read_text())
+    return checkpoint.load_tensors(folder / "tensors.safetensors")[0], {k: v for k, v in state.items() if k not in ("seconds", "file")}
+
+
+def rows(run):
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+# --- bit for bit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_two_and_two_steps_are_four(tmp_path, feature):
+    """Three steps an epoch: the pause lies inside one, the boundary after it."""
+    settings = [*FEATURES[feature], "data.limit=60", "training.batch=20"]
+    train(tiny(*settings, "training.steps=4"), run=tmp_path / "straight")
+    train(tiny(*settings, "training.steps=2"), run=tmp_path / "parts")
+    train(tiny(*settings, "training.steps=4"), run=tmp_path / "parts", resume=True)
+    (a, state_a), (b, state_b) = last_checkpoint(tmp_path / "straight"), last_checkpoint(tmp_path / "parts")
+    assert same(a, b) and state_a == state_b
+    kinds = {k.split(".")[0] for k in a}
+    assert kinds == {"model", "optimizer", "rng"} | ({"ema"} if "ema" in feature or feature == "all" else set())
+    assert same(load_file(tmp_path / "straight" / "model.safetensors"), load_file(tmp_path / "parts" / "model.safetensors"))
+    assert rows(tmp_path / "straight") == rows(tmp_path / "parts") and [r["epoch"] for r in rows(tmp_path / "parts")] == [0, 0, 0, 1]
+    assert resolve(tmp_path / "straight") == resolve(tmp_path / "parts")
+
+
+def test_every_pause_gives_the_same_end(tmp_path):
+    settings = [*FEATURES["all"], "data.limit=60", "training.batch=20"]
+    train(tiny(*settings, "training.steps=7"), run=tmp_path / "straight")
+    for steps in range(8):
+        train(tiny(*settings, f"training.steps={steps}"), run=tmp_path / "parts", resume=True)
+    assert same(last_checkpoint(tmp_path / "straight")[0], last_checkpoint(tmp_path / "parts")[0])
+    assert rows(tmp_path / "straight") == rows(tmp_path / "parts")
+
+
+def test_steps_done_again_are_not_logged_twice(tmp_path):
+    run = tmp_path / "run"
+    train(tiny("training.steps=5"), run=run)
+    with open(run / "log.jsonl", "a") as f:  # what a killed process had done after its last checkpoint
+        f.write('{"step": 6, "gap": 1.0}\n{"step": 7, "gap"')
+    train(tiny("training.steps=8"), run=run, resume=True)
+    assert [r["step"] for r in rows(run)] == list(range(1, 9)) and rows(run)[5]["gap"] != 1.0
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path):
+    run = tmp_path / "run"
+    train(tiny("training.steps=4"), run=run)
+    before = {p.name: p.read_bytes() for p in run.rglob("*") if p.is_file() and "tfevents" not in p.name}
+    train(run, run=run, resume=True)
+    assert before == {p.name: p.read_bytes() for p in run.rglob("*") if p.is_file() and "tfevents" not in p.name}
+
+
+def test_weights_older_than_their_checkpoint_are_written_again(tmp_path):
+    """A kill may fall between the last checkpoint and model.safetensors; the run is then at its end and takes no step."""
+    run = tmp_path / "run"
+    train(tiny("training.steps=2"), run=run)
+    old = (run / "model.safetensors").read_bytes()
+    train(tiny("training.steps=4"), run=run, resume=True)
+    new = (run / "model.safetensors").read_bytes()
+    for damaged in (old, None):
+        (run / "model.safetensors").unlink()
+        if damaged:
+            (run / "model.safetensors").write_bytes(damaged)
+        train(run, run=run, resume=True)
+        assert (run / "model.safetensors").read_bytes() == new != old
+
+
+# --- what may change ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    run = tmp_path_factory.mktemp("done") / "run"
+    train(tiny("training.steps=2"), run=run, device="cpu")
+    return run
+
+
+@pytest.mark.parametrize(
+    "change", ["seed=2", "nz=8", "training.batch=50", "learning.prior_rate=1e-3", "chains.prior.steps=6", "data.limit=100", "precision=float32"]
+)
+def test_another_experiment_is_not_a_resume(done, change):
+    key = change.split("=")[0]
+    before = sorted(p.stat().st_mtime_ns for p in done.rglob("*"))
+    with pytest.raises(CheckpointError) as e:
+        train(tiny("training.steps=2", change), run=done, resume=True)
+    assert key in str(e.value) and "--resume" in str(e.value) and "\n" not in str(e.value)
+    assert sorted(p.stat().st_mtime_ns for p in done.rglob("*")) == before
+
+
+def test_how_long_and_how_often_may_change(tmp_path):
+    run = tmp_path / "run"
+    train(tiny("training.steps=2"), run=run)
+    train(tiny("training.steps=3", "training.log_every=7", "training.checkpoint_every=9", "engine=reference"), run=run, resume=True)
+    assert resolve(run).training.log_every == 7 and resolve(run).training.steps == 3
+    assert checkpoint.steps(run / "checkpoints") == [0, 2, 3]
+
+
+def test_who_may_start_where(tmp_path, done):
+    with pytest.raises(CheckpointError, match="already holds a run; add --resume"):
+        train(tiny(), run=done)
+    file, foreign = tmp_path / "file", tmp_path / "foreign"
+    file.write_text("precious")
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("precious")
+    for resume in (True, False):
+        with pytest.raises(CheckpointError, match="is a file"):
+            train(tiny(), run=file, resume=resume)
+        with pytest.raises(CheckpointError, match="not empty and holds no run"):
+            train(tiny(), run=foreign, resume=resume)
+    assert file.read_text() == "precious" and [p.name for p in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_a_new_folder_may_be_resumed_or_empty(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".tmp-abc.yaml").touch()  # a kill before config.yaml was there
+    for name in ("new", "empty", "killed"):
+        train(tiny("training.steps=1"), run=tmp_path / name, resume=True)
+        assert checkpoint.steps(tmp_path / name / "checkpoints") == [0, 1]
+    assert not (tmp_path / "killed" / ".tmp-abc.yaml").exists()
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_says_what_to_delete_and_then_the_run_goes_on(tmp_path):
+    run = tmp_path / "run"
+    train(tiny("training.steps=4"), run=run)
+    straight = last_checkpoint(run)[0]
+    newest = run / "checkpoints" / "00000004"
+    content = (newest / "tensors.safetensors").read_bytes()
+    (newest / "tensors.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=f"delete {newest} to go on from step 2"):
+        train(run, run=run, resume=True)
+    for p in newest.iterdir():
+        p.unlink()
+    newest.rmdir()
+    train(run, run=run, resume=True)
+    assert same(last_checkpoint(run)[0], straight) and [r["step"] for r in rows(run)] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_of_another_run(tmp_path):
+    for name, width in (("a", 16), ("b", 8)):
+        train(tiny("training.steps=2", f"prior.width={width}"), run=tmp_path / name)
+    (tmp_path / "a" / "checkpoints").rename(tmp_path / "gone")
+    (tmp_path / "b" / "checkpoints").rename(tmp_path / "a" / "checkpoints")
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        train(tmp_path / "a", run=tmp_path / "a", resume=True)
+
+
+@pytest.mark.parametrize("damage", ["moments", "rng", "no rng", "ema", "seconds"])
+def test_a_checkpoint_with_the_right_sum_and_the_wrong_content(tmp_path, damage):
+    run = tmp_path / "run"
+    train(tiny("training.steps=2", "learning.ema=0.5"), run=run)
+    tensors, state = checkpoint.load_latest(run / "checkpoints")
+    if damage == "moments":
+        tensors = {k: torch.zeros(2) if k.endswith("exp_avg") else v for k, v in tensors.items()}
+    elif damage == "rng":
+        tensors["rng.chain"] = tensors["rng.chain"][:100]
+    elif damage == "no rng":
+        del tensors["rng.chain"]
+    elif damage == "ema":
+        del tensors["ema.0"]
+    else:
+        state["seconds"] = "long"
+    checkpoint.save(run / "checkpoints", 3, tensors, {k: v for k, v in state.items() if k not in ("file", "step")})
+    with pytest.raises(CheckpointError, match="not a checkpoint of this run"):
+        train(run, run=run, resume=True)
+
+
+def test_a_damaged_config(tmp_path):
+    run = tmp_path / "run"
+    train(tiny("training.steps=1"), run=run)
+    (run / "config.yaml").write_text("nz: [")
+    with pytest.raises(lebm.errors.ConfigError, match="config.yaml"):
+        train(tiny("training.steps=1"), run=run, resume=True)
+
+
+# --- SIGKILL --------------------------------------------------------------------------------------------------------
+
+KILLED = [*TINY, "training.batch=20", "data.limit=100", "learning.ema=0.9", "learning.decay=0.9"]
+
+
+def learn(run, steps, every, kill_at):
+    """In a process of its own: go on with the run; the kill comes at the kill_at-th call that touches the disk, or from outside."""
+    torch.set_num_threads(1)
+    if kill_at:
+        seen = []
+
+        def deadly(real):
+            def call(*args, **kwargs):
+                seen.append(1)
+                if len(seen) == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            return call
+
+        for owner, name in ((os, "fsync"), (Path, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir")):
+            setattr(owner, name, deadly(getattr(owner, name)))
+    train(resolve("digits", [*KILLED, f"training.steps={steps}", f"training.checkpoint_every={every}"]), run=run, resume=True, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    """Children born with everything imported: a fork server, so that no thread of this process comes along."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lebm.training", "torch._dynamo", "torch.utils.tensorboard", "sklearn.datasets", "pytest"])
+
+    def child(*args):
+        process = context.Process(target=learn, args=args)
+        process.start()
+        return process
+
+    return child
+
+
+def check_readable(run):
+    """Whatever lies there under its final name is whole."""
+    if not (run / "config.yaml").exists():
+        return
+    assert yaml.safe_load((run / "config.yaml").read_text())["experiment"] == "digits"
+    folder = run / "checkpoints"
+    for step in checkpoint.steps(folder):
+        part = folder / f"{step:08d}"
+        assert json.loads((part / "state.json").read_text())["step"] == step
+        assert load_file(part / "tensors.safetensors")
+    assert len(checkpoint.steps(folder)) <= 4
+    if checkpoint.steps(folder):
+        assert checkpoint.load_latest(folder)
+    if (run / "model.safetensors").exists():
+        assert lebm.load(run).sample(1, steps=0).isfinite().all()
+    steps = [row["step"] for row in lebm.log.read(run / "log.jsonl")]
+    assert steps == sorted(set(steps))
+
+
+def same_end(run, straight):
+    return (
+        same(last_checkpoint(run)[0], last_checkpoint(straight)[0])
+        and (run / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+        and rows(run) == rows(straight)
+        and not [p for p in run.rglob(".tmp-*")]
+    )
+
+
+def newest(run):
+    return max(checkpoint.steps(run / "checkpoints"), default=-1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_killed_at_random_moments(tmp_path, nursery):
+    steps, chance = 60, random.Random(20)
+    learn(tmp_path / "straight", steps, 3, 0)
+    run, kills = tmp_path / "run", 0
+    for _ in range(40):
+        before, process = newest(run), nursery(run, steps, 3, 0)
+        if chance.random() < 0.8:  # mostly in the midst of learning, now and then before it
+            while process.is_alive() and newest(run) == before:
+                time.sleep(0.002)
+        process.join(chance.uniform(0.0, 0.25) if kills < 12 else None)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        check_readable(run)
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        kills += 1
+    assert process.exitcode == 0 and kills >= 3, f"{kills} kills"
+    assert same_end(run, tmp_path / "straight")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_killed_at_every_kind_of_write(tmp_path, nursery):
+    """The kill falls on the n-th call that touches the disk, for many n; each time the run is whole, and goes on to the same end."""
+    learn(tmp_path / "straight", 6, 2, 0)
+    ends = []
+    for n in range(1, 66, 2):
+        run = tmp_path / f"run-{n}"
+        for kill_at in (n, n // 2 + 2, 0):  # and again on the way on
+            process = nursery(run, 6, 2, kill_at)
+            process.join()
+            check_readable(run)
+            ends.append(process.exitcode)
+            if process.exitcode == 0:
+                break
+        assert process.exitcode == 0 and same_end(run, tmp_path / "straight"), f"killed at call {n}"
+    assert set(ends) == {0, -signal.SIGKILL} and ends.count(-signal.SIGKILL) > 20
+
+
+def test_the_state_says_its_largest_weight():
+    state = training.TrainingState(tiny(), lebm.LatentEBM(tiny()), torch.device("cpu"))
+    assert 0 < state.largest_weight()["prior"] < 10 and 0 < state.largest_weight()["generator"] < 10
+    state.model.generator.layers[0].bias.data[0] = torch.nan
+    assert str(state.largest_weight()["generator"]) == "nan"

@@ -1,0 +1,468 @@
+"""The loop: what it logs, when it stops, and what lebm.train takes from a user of the library."""
+
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import nn
+
+import lebm
+from lebm import training
+from lebm.config import resolve
+from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
+from lebm.evaluate import evaluate
+from lebm.log import Log, progress_bar, read
+from lebm.model import LatentEBM
+from lebm.training import diverged, exploded, frozen, train
+
+TINY = [
+    "generator.ngf=4",
+    "prior.width=16",
+    "chains.prior.steps=5",
+    "chains.posterior.steps=3",
+    "training.steps=6",
+    "training.log_every=2",
+    "training.checkpoint_every=3",
+    "training.batch=20",
+]
+ROW_KEYS = {
+    "step", "epoch", "f_pos", "f_neg", "gap", "log_px", "mse", "grad_prior", "grad_generator", "disp_neg", "disp_pos",
+    "z_mean_neg", "z_sq_neg", "z_spread_neg", "z_mean_pos", "z_sq_pos", "z_spread_pos", "steps_per_second", "seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def tiny(*settings):
+    return resolve("digits", [*TINY, *settings])
+
+
+def strict_rows(run):
+    """The log read by a parser that takes no NaN."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def heard(tmp_path):
+    """A console that writes to a file, and what was said on it."""
+    with open(tmp_path / "heard.txt", "w+") as f:
+        console = Console(file=f)
+
+        def words():
+            f.flush()
+            return (tmp_path / "heard.txt").read_text()
+
+        yield console, words
+
+
+# --- a run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_a_folder(tmp_path):
+    model = train(tiny(), run=tmp_path / "run")
+    run = tmp_path / "run"
+    names = {p.name.split(".")[0] for p in run.iterdir()}
+    assert names == {"config", "log", "model", "checkpoints", "events"}  # events: TensorBoard's file
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["00000000", "00000003", "00000006"]
+    assert resolve(run) == tiny() and not model.training
+    rows = strict_rows(run)
+    assert [r["step"] for r in rows] == [2, 3, 4, 6] and all(set(r) == ROW_KEYS for r in rows)
+    assert all(r["gap"] == pytest.approx(r["f_pos"] - r["f_neg"], abs=1e-6) for r in rows)
+    again = lebm.load(run)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert torch.equal(model.sample(3, seed=4), again.sample(3, seed=4))
+
+
+def test_the_config_of_a_run_is_enough_to_run_it_again(tmp_path):
+    train(tiny(), run=tmp_path / "a")
+    train(tmp_path / "a" / "config.yaml", run=tmp_path / "b")
+    a, b = (load_file(tmp_path / x / "model.safetensors") for x in "ab")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_tensorboard_shows_the_same_numbers(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(tiny(), run=tmp_path / "run")
+    events = accumulator.EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    shown = {e.step: e.value for e in events.Scalars("gap")}
+    assert shown == pytest.approx({r["step"]: r["gap"] for r in strict_rows(tmp_path / "run")})
+
+
+def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    state = torch.random.get_rng_state()
+    model = train(tiny())
+    assert isinstance(model, LatentEBM) and sorted(os.listdir(tmp_path)) == before
+    assert torch.equal(torch.random.get_rng_state(), state), "the global stream is the caller's"
+
+
+def test_no_steps_is_a_model_as_it_begins(tmp_path):
+    train(tiny("training.steps=0"), run=tmp_path / "run")
+    a, b = lebm.load(tmp_path / "run"), LatentEBM(tiny())
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_the_average_is_what_is_kept(tmp_path):
+    train(tiny("learning.ema=0.5"), run=tmp_path / "run")
+    tensors = load_file(tmp_path / "run" / "checkpoints" / "00000006" / "tensors.safetensors")
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    names = [k for k in model if k.startswith("generator.")]
+    assert all(
+        torch.equal(model[k], tensors[f"ema.{i}"]) for i, k in enumerate(n for n, _ in lebm.load(tmp_path / "run").named_parameters() if n in names)
+    )
+    assert not any(torch.equal(model[k], tensors[f"model.{k}"]) for k in names)
+    assert all(torch.equal(model[k], tensors[f"model.{k}"]) for k in model if k.startswith("prior."))
+
+
+def test_rates_decay_once_an_epoch():
+    state = training.TrainingState(tiny("learning.decay=0.5"), LatentEBM(tiny()), torch.device("cpu"))
+    state.set_rates(3)
+    assert [g["lr"] for g in state.optimizer.param_groups] == pytest.approx([1e-4 / 8, 1e-3 / 8])
+
+
+# --- stopping -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """at_step(n, action): the action happens inside the n-th step from now."""
+
+    def plan(n, action):
+        real, seen = training.learn_step, []
+
+        def step(*args, **kwargs):
+            seen.append(1)
+            if len(seen) == n:
+                action()
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(training, "learn_step", step)
+
+    return plan
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, at_step, signum, code):
+    run, before = tmp_path / "my run", signal.getsignal(signum)
+    at_step(2, lambda: os.kill(os.getpid(), signum))
+    with pytest.raises(Interrupted) as e:
+        train(tiny(), run=run)
+    assert e.value.exit_code == code
+    assert str(e.value) == f"stopped at step 2 of 6 by {signum.name}; saved. Go on with: lebm train '{run}' --resume"
+    assert signal.getsignal(signum) is before
+    assert lebm.load(run) and [r["step"] for r in strict_rows(run)] == [2]
+    train(run, run=run, resume=True)
+    straight = train(tiny())
+    assert all(torch.equal(a, b) for a, b in zip(lebm.load(run).parameters(), straight.parameters(), strict=True))
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, at_step):
+    at_step(2, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), run=tmp_path / "run")
+    assert lebm.load(tmp_path / "run")
+    train(tmp_path / "run", run=tmp_path / "run", resume=True)
+
+
+def test_time_is_up(tmp_path, heard):
+    console, words = heard
+    run = tmp_path / "run"
+    train(tiny("training.steps=1000000"), run=run, max_seconds=0.2, console=console)
+    steps = strict_rows(run)[-1]["step"]
+    assert 0 < steps < 1_000_000 and f"time is up at step {steps} of 1000000; saved. Go on with: lebm train {run} --resume" in words()
+    train(run, run=run, resume=True, max_seconds=0)
+    assert strict_rows(run)[-1]["step"] == steps + 1
+
+
+def test_how_to_go_on_names_the_data_folder(tmp_path, heard):
+    console, words = heard
+    train(tiny(), run=tmp_path / "run", max_seconds=0, console=console, data_dir=tmp_path / "my data")
+    assert f"--resume --data-dir '{tmp_path / 'my data'}'" in words()
+
+
+def test_progress_in_a_file_is_a_line_now_and_then(heard):
+    console, words = heard
+    with progress_bar(console, "training") as update:
+        for i in range(1, 1001):
+            update(i, 1000, note="mse 0.1")
+    with progress_bar(console, "reading"):
+        pass
+    assert words().splitlines() == ["training 1000/1000  mse 0.1"]
+
+
+def test_progress_on_a_terminal(tmp_path):
+    with open(tmp_path / "out", "w") as f:
+        with progress_bar(Console(file=f, force_terminal=True), "training") as update:
+            update(3, 10, note="mse [0.1]")
+        with progress_bar(None, "nothing") as update:
+            update(1, 2)
+    assert "3/10" in (tmp_path / "out").read_text()
+
+
+# --- divergence ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "quantity", "advice"),
+    [
+        ("learning.prior_rate=1e6", "z_sq_neg", "learning.prior_rate"),
+        ("learning.generator_rate=1e6", "largest weight of the generator", "learning.generator_rate"),
+        ("chains.prior.step_size=50", "z_sq_neg", "chains.prior.step_size"),
+        ("chains.posterior.step_size=50", "z_sq_pos", "chains.posterior.step_size"),
+        ("generator.sigma=1e-30", "", ""),
+    ],
+)
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, setting, quantity, advice):
+    run = tmp_path / "run"
+    with pytest.raises(Diverged) as e:
+        train(tiny("training.steps=60", setting), run=run)
+    message = str(e.value)
+    assert message.startswith("diverged at step ") and quantity in message and advice in message and "last good checkpoint is step" in message
+    assert e.value.exit_code == 3
+    assert all(bool(torch.isfinite(p).all()) for p in lebm.load(run).parameters())
+    rows = strict_rows(run)
+    assert rows[-1]["warning"].startswith("diverged: ") and rows[-1]["step"] == rows[-2]["step"]
+    tensors = load_file(sorted((run / "checkpoints").iterdir())[-1] / "tensors.safetensors")
+    assert all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
+    with pytest.raises(Diverged):  # the checkpoint is good, the rates are not
+        train(run, run=run, resume=True)
+
+
+def test_divergence_late_in_a_run_keeps_the_learning_so_far(tmp_path, monkeypatch):
+    """Weights that turn to NaN between two checkpoints: the first stays, and nothing newer is written."""
+    real, seen = training.learn_step, []
+
+    def step(model, *args):
+        seen.append(1)
+        if len(seen) == 5:
+            model.generator.layers[0].weight.data.fill_(math.nan)
+        return real(model, *args)
+
+    monkeypatch.setattr(training, "learn_step", step)
+    with pytest.raises(Diverged, match=r"step 6: .* the last good checkpoint is step 3"):
+        train(tiny(), run=tmp_path / "run")
+    monkeypatch.undo()
+    assert lebm.load(tmp_path / "run").sample(2).isfinite().all()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(train(tmp_path / "run", run=tmp_path / "run", resume=True).parameters(), train(tiny()).parameters(), strict=True)
+    )
+
+
+GOOD = dict.fromkeys(ROW_KEYS, 0.5)
+
+
+def test_what_counts_as_diverged():
+    assert diverged(GOOD) is None
+    for key in ("f_pos", "f_neg", "z_sq_neg", "z_sq_pos", "log_px", "grad_prior", "grad_generator"):
+        for bad in (math.nan, math.inf, -math.inf):
+            assert diverged(GOOD | {key: bad}).startswith(f"{key} is {bad}; lower ")
+    assert diverged(GOOD | {"f_pos": -2e6}) and diverged(GOOD | {"z_sq_neg": 2e4})
+    assert diverged(GOOD | {"log_px": -1e9}) is None
+    assert exploded({"prior": 3.0, "generator": 0.0}) is None
+    assert "learning.prior_rate" in exploded({"prior": math.nan, "generator": 1.0})
+    assert "learning.generator_rate" in exploded({"prior": 1.0, "generator": math.inf})
+
+
+@pytest.mark.parametrize("kind", ["prior", "posterior"])
+def test_frozen_chains_are_said_once_and_logged(tmp_path, heard, kind):
+    console, words = heard
+    train(tiny(f"chains.{kind}.step_size=1e-6"), run=tmp_path / "run", console=console)
+    assert words().count(f"the {kind} chain is frozen") == 1 and f"raise chains.{kind}.step_size" in words()
+    warnings = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
+    assert len(warnings) == 1 and warnings[0]["step"] == 2 and "frozen" in warnings[0]["warning"]
+
+
+def test_what_counts_as_frozen():
+    chains = tiny().chains
+    assert list(frozen(GOOD, chains, 20)) == []
+    assert [w[:18] for w in frozen(GOOD | {"z_spread_neg": 0.001}, chains, 20)] == ["the prior samples "]
+    assert list(frozen(GOOD | {"z_spread_neg": 0.0}, chains, 1)) == [], "a single row has no spread"
+    assert list(frozen(GOOD | {"disp_neg": 0.0}, tiny("prior.kind=gaussian").chains, 20)) == [], "no chain is run"
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_cut_short_is_mended(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\nrubbish \xff\n[1]\n{"step": "x"}\n{"step": 3, "warning": "w"}\n{"step": 4}\n{"step": 5, "f')
+    assert [r["step"] for r in read(path)] == [1, 2, "x", 3, 4]
+    Log(tmp_path, resumed_at=3).close()
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3, "warning": "w"}\n'
+    assert read(tmp_path / "nothing") == []
+
+
+# --- a user of the library ------------------------------------------------------------------------------------------
+
+
+IMAGES = np.random.default_rng(3).integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_own_images_in_every_form():
+    as_bytes = weights(train(tiny(), data=IMAGES))
+    assert torch.equal(as_bytes, weights(train(tiny(), data=torch.from_numpy(IMAGES))))
+    assert torch.equal(as_bytes, weights(train(tiny(), data=IMAGES.transpose(0, 2, 3, 1))))
+    assert torch.equal(as_bytes, weights(train(tiny(), data=IMAGES[:, 0])))
+    floats = weights(train(tiny(), data=(IMAGES / 127.5 - 1).astype(np.float32)))
+    assert torch.allclose(as_bytes, floats, atol=1e-5)
+    assert torch.allclose(as_bytes, weights(train(tiny(), data=IMAGES / 127.5 - 1)), atol=1e-5)
+    assert not torch.equal(as_bytes, weights(train(tiny())))
+
+
+def test_one_image():
+    train(tiny(), data=IMAGES[:1])
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (np.zeros((5, 1, 9, 9), np.uint8), "(n, 1, 8, 8)"),
+        (np.full((5, 1, 8, 8), 7.0), "[-1, 1]"),
+        (np.full((5, 1, 8, 8), np.nan), "NaN"),
+        (np.zeros((5, 1, 8, 8), np.int64), "uint8"),
+        (np.zeros((5, 1, 8, 8), object), "object"),
+        (np.array(["a"]), "numbers"),
+        (np.array(3.0), "numbers"),
+        (np.zeros((0, 1, 8, 8), np.uint8), "at least one"),
+        ([[1, 2]], "list"),
+        ("digits", "str"),
+    ],
+)
+def test_data_that_cannot_be(data, part, tmp_path):
+    with pytest.raises(DataError) as e:
+        train(tiny(), data=data, run=tmp_path / "run")
+    assert part in str(e.value) and "\n" not in str(e.value)
+    assert not (tmp_path / "run").exists(), "a mistake leaves nothing behind"
+
+
+def test_a_run_on_own_data_is_not_continued_or_measured_on_another_set(tmp_path):
+    run = tmp_path / "run"
+    train(tiny(), data=IMAGES, run=run)
+    with pytest.raises(DataError, match="handed to lebm.train"):
+        train(run, run=run, resume=True)
+    with pytest.raises(DataError, match="handed to lebm.train"):
+        evaluate(run)
+    train(tiny("training.steps=8"), data=IMAGES, run=run, resume=True)
+    assert torch.equal(weights(lebm.load(run)), weights(train(tiny("training.steps=8"), data=IMAGES)))
+
+
+class Line(nn.Module):
+    """x = W z + noise: the smallest generator there can be."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(5, 16) / 4)
+
+    def decode(self, z):
+        return z @ self.w.t()
+
+    def log_prob(self, x, z):
+        return -0.5 * (x - self.decode(z)).square().sum(1)
+
+
+ROWS = np.random.default_rng(1).normal(size=(50, 5)).astype(np.float32)
+
+
+def test_own_generator(tmp_path):
+    run = tmp_path / "run"
+    config = tiny("training.batch=10")
+    model = train(config, data=ROWS, model=Line(), run=run)
+    assert not torch.equal(model.generator.w, Line().w) and model.sample(7).shape == (7, 5)
+    with pytest.raises(CheckpointError, match="generator of your own; pass it"):
+        lebm.load(run)
+    again = lebm.load(run, generator=Line())
+    assert torch.equal(again.generator.w, model.generator.w)
+    assert again.infer(ROWS).shape == (50, 16) and again.reconstruct(ROWS).shape == (50, 5) and again.anomaly_score(ROWS).shape == (50,)
+    assert "mse" not in strict_rows(run)[-1] and "log_px" in strict_rows(run)[-1]
+    more = config.with_values(**{"training.steps": 8})
+    train(more, data=ROWS, model=Line(), run=run, resume=True)
+    assert torch.equal(lebm.load(run, generator=Line()).generator.w, train(more, data=ROWS, model=Line()).generator.w)
+
+
+def test_own_generator_and_a_signal(tmp_path, at_step):
+    at_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="Go on with the same call of lebm.train and resume=True"):
+        train(tiny(), data=ROWS, model=Line(), run=tmp_path / "run")
+    at_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="nothing was kept"):
+        train(tiny(), data=ROWS, model=Line())
+
+
+def test_a_generator_that_lacks_a_method_or_data(tmp_path):
+    with pytest.raises(ConfigError, match="has no method log_prob"):
+        train(tiny(), data=ROWS, model=nn.Linear(16, 5), run=tmp_path / "run")
+    with pytest.raises(DataError, match="needs its data too"):
+        train(tiny(), model=Line(), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_going_on_with_a_model():
+    first = train(tiny())
+    before = weights(first).clone()
+    second = train(tiny(), model=first)
+    assert not torch.equal(weights(second), before)
+    for wrong in ("nz=5", "prior.width=8", "generator.sigma=0.5"):
+        with pytest.raises(ConfigError, match="make them equal"):
+            train(tiny(wrong), model=first)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"config": "digtis"}, ConfigError),
+        ({"config": {"training.stpes": 3}}, ConfigError),
+        ({"config": "digits", "device": "tpu"}, ConfigError),
+        ({"config": "digits", "device": "cuda"}, ConfigError),
+        ({"config": "digits", "resume": True}, CheckpointError),
+        ({"config": {"preset": "digits", "data.name": "digist"}}, DataError),
+        ({"config": "mnist", "data_dir": "nothing/here"}, DataError),
+    ],
+)
+def test_a_users_mistake_is_a_user_error(arguments, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEBM_DATA", raising=False)
+    with pytest.raises(error) as e:
+        train(**arguments)
+    assert isinstance(e.value, UserError) and "\n" not in str(e.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "extra"),
+    [
+        ("svhn", []),
+        ("cifar10", []),
+        ("celeba64", []),
+        ("celeba128", ["prior.width=32"]),
+        ("svhn-gaussian", []),
+        ("mnist", []),
+        ("images", ["generator.size=16", "generator.channels=1"]),
+    ],
+)
+def test_every_preset_learns_on_noise_of_its_shape(preset, extra):
+    small = ["data.name=noise", "data.limit=8", "generator.ngf=2", "nz=4", "training.batch=2", "training.steps=1", "chains.posterior.steps=2"]
+    config = resolve(preset, [*small, *extra])
+    model = train(config)
+    g = config.generator
+    assert model.sample(2).shape == (2, g.channels, g.size, g.size)
+    assert torch.isfinite(weights(model)).all()
