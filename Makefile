@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format results clean
 
 demo: $(VENV)/.ready
 	$(BIN)/lebm demo
@@ -19,6 +19,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The tables of README.md and docs/results.md, from results/*.json
+results: $(VENV)/.ready
+	$(BIN)/python -m lebm.tables
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("lebm needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

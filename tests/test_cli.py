@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,7 +225,7 @@ def test_train_on_noise(ok, preset):
 
 
 def test_train_own_pictures(ok):
-    os.mkdir("pictures")
+    Path("pictures").mkdir()
     for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (12, 20, 17, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(f"pictures/{i}.png")
     small = ["data.path=pictures", "generator.size=16", "generator.ngf=2", "training.batch=4", "training.steps=2", "chains.prior.steps=2"]
@@ -246,8 +247,8 @@ def test_resume(ok, run, refused):
 def test_resume_without_a_folder_means_the_run_of_that_name(ok, refused):
     ok("train", "digits", *SETTINGS)
     ok("train", "digits", *SETTINGS, "--resume", "--set", "training.steps=8")
-    assert os.listdir("runs") == ["digits"] and checkpoint.steps(lebm.training.Path("runs/digits/checkpoints"))[-1] == 8
-    os.mkdir("runs/digits-2")
+    assert os.listdir("runs") == ["digits"] and checkpoint.steps(Path("runs/digits/checkpoints"))[-1] == 8
+    Path("runs/digits-2").mkdir()
     refused("train", "digits", "--resume", says=["runs/digits", "runs/digits-2", "say which"])
 
 
@@ -320,8 +321,8 @@ def test_a_warning_is_printed(ok):
     ],
 )
 def test_train_refuses(call, args, says, tmp_path):
-    os.mkdir("empty")
-    os.mkdir("bad")
+    Path("empty").mkdir()
+    Path("bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no picture")
     (tmp_path / "file").write_text("precious")
     (tmp_path / "broken.yaml").write_text("nz: [1")
@@ -346,7 +347,7 @@ def test_the_demo(ok, monkeypatch, call):
         said = ok("demo", "--run", "demo")
         assert "frechet_gaussian" in said.out and "from N(0, I)" in said.out
         report = said.out.splitlines()[-1].removeprefix("report: ")
-        assert os.path.isabs(report) and os.path.getsize(report) > 10_000
+        assert Path(report).is_absolute() and Path(report).stat().st_size > 10_000
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------
@@ -537,8 +538,8 @@ def test_score(ok, trained, pictures):
 )
 @pytest.mark.parametrize("command", ["reconstruct", "score"])
 def test_inputs_that_cannot_be(refused, trained, tmp_path, name, says, command):
-    os.mkdir("empty")
-    os.mkdir("bad")
+    Path("empty").mkdir()
+    Path("bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no picture")
     Image.fromarray(PIXELS[0]).save("cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:60])
@@ -628,7 +629,7 @@ def test_runs_that_cannot_be(refused, run, how, says, tmp_path):
     ],
 )
 def test_targets_that_cannot_be(refused, call, trained, target, says, tmp_path):
-    os.mkdir("folder.png")
+    Path("folder.png").mkdir()
     (tmp_path / "file").write_text("precious")
     if says:
         refused("sample", trained, "--out", target, says=[target, says])

@@ -12,7 +12,7 @@ import torch
 import lebm
 from lebm import evaluate, results
 from lebm.config import Config, preset_names, resolve
-from lebm.data import DATASETS, load
+from lebm.data import DATASETS, Splits, load
 from lebm.data.small import NOISE_TEST, NOISE_TRAIN
 from lebm.learn import describe, learn_step, make_optimizer
 from lebm.rng import stream
@@ -156,10 +156,19 @@ def test_the_result_schema_is_the_programs():
     assert tuple(first_cells("The result file")) == results.KEYS
 
 
+class Pixels:
+    """Features without a network."""
+
+    name, precision = "pixels", "float64"
+
+    def __call__(self, pixels):
+        return pixels.flatten(1).double()
+
+
 def test_every_metric_is_described():
     digits = resolve({"preset": "digits", "chains.prior.steps": 1, "chains.posterior.steps": 1})
     x = load(digits).test[:4]
-    ev = evaluate.Evaluation(lebm.LatentEBM(digits), x, x, 4, 0, lambda what: lebm.log.progress_bar(None, what))
+    ev = evaluate.Evaluation(lebm.LatentEBM(digits), Splits(x, x), samples=4, features=Pixels())
     made = {name for metric in evaluate.METRICS.values() for name in metric(ev)}
     assert set(first_cells("Metrics")) == made
 

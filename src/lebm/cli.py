@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from lebm import checkpoint, figures, results
+from lebm import checkpoint, compare, figures, results
 from lebm.bench import bench as run_bench
 from lebm.config import preset_names, resolve
-from lebm.data import DATASETS, data_root, read_inputs
+from lebm.data import DATASETS, data_root, download, read_inputs
 from lebm.errors import Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate as evaluate_run
+from lebm.evaluate import evaluate_all as evaluate_runs
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.model import LatentEBM, load
@@ -48,6 +49,12 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Split(StrEnum):
+    train = "train"
+    test = "test"
+    validation = "validation"
 
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
@@ -189,23 +196,58 @@ def score(
 
 @app.command()
 def evaluate(
-    run: RunArg,
-    metrics: Annotated[str | None, typer.Option(help="Comma-separated; default all that fit the run.")] = None,
-    samples: Annotated[int, typer.Option(min=2, help="How many to draw for a Fréchet distance.")] = 10_000,
-    seed: SeedOpt = 0,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are seeds of one experiment.")],
+    metrics: Annotated[str | None, typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian; default all that fit the run.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,
+    split: Annotated[Split, typer.Option(help="What the FID compares with. `validation` is for choosing settings: no test images.")] = Split.train,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many test images for mse; default all.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise; default 0, and 1 for --split validation.")] = None,
     device: DeviceOpt = Device.auto,
     data_dir: DataOpt = None,
     result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
 ) -> None:
-    """Measure a run: metrics.json, figures and report.html in its folder."""
+    """Measure a run: metrics.json, figures and report.html in its folder. Of several runs, the mean too."""
     if result is not None:
         _check_target("--result", result, ".json")
     chosen = tuple(m.strip() for m in metrics.split(",") if m.strip()) if metrics else None
-    summary = evaluate_run(run, chosen, samples=samples, seed=seed, device=device.value, data_dir=data_dir, console=console)
+    options = {"samples": samples, "split": split.value, "limit": limit, "seed": seed, "device": device.value, "data_dir": data_dir}
+    summary = evaluate_runs(runs, chosen, console=console, **options)
     if result is not None:
         results.write(result, summary)
     _print_metrics(summary)
-    print(f"report: {(run / 'report.html').resolve()}")
+    if split is not Split.validation:
+        for run in runs:
+            print(f"report: {(run / 'report.html').resolve()}")
+
+
+@app.command()
+def fid(
+    a: Annotated[str, typer.Argument(metavar="IMAGES", help="NAME:train, NAME:test, a folder of pictures, a .npy or .npz file.")],
+    b: Annotated[str | None, typer.Argument(metavar="IMAGES", help="The same; without it the statistics of the first are computed and kept.")] = None,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+    result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
+) -> None:
+    """The Fréchet Inception distance between two sets of images."""
+    if result is not None:
+        _check_target("--result", result, ".json")
+    summary, kept = compare.fid(a, b, device=device.value, data_dir=data_dir, console=console)
+    if result is not None:
+        results.write(result, summary)
+    for one, path in zip(summary["data"].values(), kept, strict=True):
+        say(f"{one['name']}: {one['images']} images{f', statistics kept in {path}' if path else ''}")
+    if b is not None:
+        print(f"fid {summary['metrics']['fid']:.4f}")
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(download.NAMES)}.")],
+    data_dir: DataOpt = None,
+) -> None:
+    """Download a data set's official files, or the Inception network of the FID, into the data folder."""
+    place, fetched = download.fetch(name, data_root(data_dir), lambda what: progress_bar(console, what))
+    print(f"{name}: {'fetched into' if fetched else 'already in'} {place}")
 
 
 @app.command()
@@ -261,8 +303,8 @@ def data(data_dir: DataOpt = None) -> None:
 
 
 def say(words: str) -> None:
-    """A line for people on standard error, as it is: paths unbroken, brackets untouched."""
-    console.print(words, soft_wrap=True, markup=False, highlight=False)
+    """A line for people on standard error, as it is: paths unbroken, brackets untouched, no `:train:` turned into a picture."""
+    console.print(words, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def _check_target(option: str, path: Path, *endings: str) -> None:
@@ -293,7 +335,7 @@ def _save_npz(path: Path, **arrays: Any) -> None:
 def _print_metrics(summary: dict[str, Any]) -> None:
     table = Table("metric", "value")
     for key, value in summary["metrics"].items():
-        table.add_row(key, f"{value:.4f}")
+        table.add_row(key, "none" if value is None else f"{value:.4f}")
     out.print(table)
 
 

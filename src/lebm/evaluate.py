@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from rich.console import Console
 from torch import Tensor
 
 from lebm import checkpoint, figures, report, results
+from lebm import statistics as stats
+from lebm.compare import inception
 from lebm.config import Chain
-from lebm.data import data_root
+from lebm.data import Splits, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.log import read as read_log
 from lebm.metrics.fid import Moments, frechet_distance
+from lebm.metrics.inception import FILE, Features, precision
 from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
@@ -31,91 +35,228 @@ from lebm.training import pick_device, refuse_handed_in
 
 SHOWN = 64  # pictures in a grid
 MOST_PIXELS = 1024  # beyond, the Fréchet distance of raw pixels takes minutes to hours and says little; ask for it by name
+SPLITS = ("train", "test", "validation")
+HELD_OUT = 2000  # training rows on which settings may be chosen; a tenth of a set with less than ten times as many
+FOR_FRECHET, FOR_FID, FOR_CHOOSING = 10_000, 50_000, 10_000  # samples, where the caller names no number
+PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is published
 
 
 @dataclass
 class Evaluation:
-    """What a metric may look at."""
+    """What a metric may look at. It says in `protocol` how it measured."""
 
     model: LatentEBM
-    train: Tensor
-    test: Tensor
-    samples: int
-    seed: int
-    bar: Callable[[str], Any]
+    splits: Splits  # all rows, also where data.limit kept some from the run
+    samples: int | None = None  # None: as many as the metric is published with
+    seed: int = 0
+    split: str = "train"
+    limit: int | None = None  # test images for mse; None: all
+    bar: Callable[[str], Any] = lambda what: progress_bar(None, what)
+    features: Features | None = None
+    cache: Path | None = None
+    content: str | None = None  # sha256 of all training images
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def train(self) -> Tensor:
+        """The rows that the run learned from."""
+        return self.splits.train[: self.model.config.data.limit]
+
+    @property
+    def test(self) -> Tensor:
+        return self.splits.test
+
+    def held_out(self) -> Tensor:
+        """The last training rows. Whether the run learned from them too, data.limit says."""
+        n = len(self.splits.train)
+        return self.splits.train[n - max(1, min(HELD_OUT, n // 10)) :]
 
 
 def evaluate(
     run: str | Path,
     metrics: tuple[str, ...] | None = None,
     *,
-    samples: int = 10_000,
-    seed: int = 0,
+    samples: int | None = None,
+    seed: int | None = None,
+    split: str = "train",
+    limit: int | None = None,
     device: str = "auto",
     data_dir: str | Path | None = None,
     console: Console | None = None,
     pictures: bool = True,
+    features: Features | None = None,
 ) -> dict[str, Any]:
-    """Measure a run, write metrics.json, draw its figures and report.html; returns what metrics.json holds."""
+    """Measure a run, write metrics.json, draw its figures and report.html; returns what metrics.json holds.
+
+    What metrics.json already says of the same weights and is not measured now stays in it. `split` names the images that the FID
+    compares with, `train` or `test`; `validation` is for choosing settings, looks at no test image and writes validation.json
+    instead. `features` stands in for Inception.
+    """
     started = time.monotonic()
     run = Path(run)
-    for name in metrics or ():
-        if name not in METRICS:
-            raise ConfigError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
-    if samples < 2:
-        raise ConfigError(f"samples is {samples}; a distance needs at least 2")
-    if run.is_file():
-        raise CheckpointError(f"{run} is a file; evaluate takes the run folder, where it also writes what it finds")
+    _check(run, metrics, samples, split, limit)
     model = load(run, pick_device(device))
     refuse_handed_in(model.config)
+    root = data_root(data_dir)
+    chosen = metrics or fitting(model, features is not None or (root is not None and (root / FILE).is_file()))
+    if features is None and {"fid", "fid_gaussian"} & set(chosen):
+        features = inception(root, model.device)  # before the data: what is missing is said at once
     with progress_bar(console, "reading data") as update:
-        splits = load_data(model.config, data_root(data_dir), update)
-    ev = Evaluation(model, splits.train, splits.test, samples, seed, lambda what: progress_bar(console, what))
-    values: dict[str, float] = {}
-    for name in fitting(model) if metrics is None else metrics:
-        values.update(METRICS[name](ev))
-    step = checkpoint.load_tensors(run / "model.safetensors")[1].get("step")
+        splits = load_data(model.config.with_values(**{"data.limit": None}), root, update)
+    ev = Evaluation(model, splits, samples, _seed(seed, split), split, limit, lambda what: progress_bar(console, what), features)
+    ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(splits.train)
+    values, protocol = measure(ev, chosen)
     summary = results.result(
         experiment=model.config.experiment,
         metrics=values,
-        protocol={
-            "samples": samples,
-            "reference": "all training images",
-            "mse": "test images, one chain from N(0, I), noise on",
-            "checkpoint": "last",
+        protocol={"checkpoint": "last", **protocol},
+        data={
+            "name": model.config.data.name,
+            "source": _source(splits.source, root),
+            "train": len(ev.train),
+            "test": len(splits.test),
+            "sha256": ev.content,
         },
-        data={"name": model.config.data.name, "source": splits.source, "train": len(splits.train), "test": len(splits.test)},
         config=model.config.to_dict(),
-        seed=seed,
-        steps=step,
+        seed=ev.seed,
+        steps=checkpoint.load_tensors(run / "model.safetensors")[1].get("step"),
         device=results.device_name(model.device),
         seconds=round(time.monotonic() - started, 1),
     )
-    results.write(run / "metrics.json", summary)
-    if pictures:
+    target = run / ("validation.json" if split == "validation" else "metrics.json")
+    summary = merged(summary, target)
+    results.write(target, summary)
+    if pictures and split != "validation":
         draw(run, ev)
         report.write(run)
     return summary
 
 
+def _check(run: Path, metrics: tuple[str, ...] | None, samples: int | None, split: str, limit: int | None) -> None:
+    for name in metrics or ():
+        if name not in METRICS:
+            raise ConfigError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
+    if samples is not None and samples < 2:
+        raise ConfigError(f"samples is {samples}; a distance needs at least 2")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit is {limit}; it must be at least 1")
+    if split not in SPLITS:
+        raise ConfigError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
+    if run.is_file():
+        raise CheckpointError(f"{run} is a file; evaluate takes the run folder, where it also writes what it finds")
+
+
+def _seed(given: int | None, split: str) -> int:
+    """Settings are chosen on other samples than the published ones."""
+    return given if given is not None else int(split == "validation")
+
+
+def _source(source: str, root: Path | None) -> str:
+    """A place inside the data folder is named from there: a published result should not speak of somebody's machine."""
+    if root is not None and Path(source).is_relative_to(root):
+        return Path(source).relative_to(root).as_posix()
+    return source
+
+
+def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The numbers, and for each metric how it was measured."""
+    values: dict[str, float] = {}
+    protocol: dict[str, Any] = {}
+    for name in chosen:
+        begun, ev.protocol = time.monotonic(), {}
+        values.update(METRICS[name](ev))
+        seconds = round(time.monotonic() - begun, 1)
+        where = {"device": results.device_name(ev.model.device), "code": results.code_version()}
+        protocol[name] = {**ev.protocol, "seed": ev.seed, "seconds": seconds, **where}
+    return values, protocol
+
+
+def merged(summary: dict[str, Any], path: Path) -> dict[str, Any]:
+    """With what the file says of the same weights beside it; a file about others, or a damaged one, counts as none."""
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+        same = all(old[key] == summary[key] for key in ("experiment", "config", "steps"))
+        keep = {key: {**old[key], **summary[key]} for key in ("metrics", "protocol")} if same else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        keep = {}
+    return {**summary, **keep}
+
+
+def evaluate_all(runs: list[Path], metrics: tuple[str, ...] | None = None, **options: Any) -> dict[str, Any]:
+    """Evaluate each run; of several runs (seeds) of one experiment the mean and the spread, each run's numbers in `per_seed`."""
+    if len(runs) > 1:  # before the work rather than after it
+        results.check_one_experiment([load(run).config.to_dict() for run in runs])
+    summaries = [evaluate(run, metrics, **options) for run in runs]
+    return summaries[0] if len(runs) == 1 else results.mean(summaries)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
 def frechet(ev: Evaluation) -> dict[str, float]:
     """Pixel-space Fréchet distance to the training images, of the learned prior and of N(0, I) through the same generator."""
+    n = ev.samples or FOR_FRECHET
     reference = Moments()
     for part in ev.train.split(2000):
         reference.add(as_floats(part).to(ev.model.device))
+    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", chain_steps=ev.model.config.chains.prior.steps)
     out = {}
     for key, steps in (("frechet", None), ("frechet_gaussian", 0)):
         moments = Moments()
         with ev.bar(f"sampling for {key}") as update:
-            for z in ev.model.sample_z(ev.samples, ev.seed, steps, update):
+            for z in ev.model.sample_z(n, ev.seed, steps, update):
                 moments.add(ev.model.decode(z))
         out[key] = frechet_distance(*moments.mean_cov(), *reference.mean_cov())
     return out
 
 
+def fid(ev: Evaluation) -> dict[str, float]:
+    """Fréchet distance of Inception features, samples of the learned prior (K0-step chains) against real images."""
+    return {"fid": _fid(ev, None)}
+
+
+def fid_gaussian(ev: Evaluation) -> dict[str, float]:
+    """The same with z from N(0, I) itself, through the same generator."""
+    return {"fid_gaussian": _fid(ev, 0)}
+
+
+def _fid(ev: Evaluation, steps: int | None) -> float:
+    assert ev.features is not None
+    n = ev.samples or (FOR_CHOOSING if ev.split == "validation" else FOR_FID)
+    images, part = (ev.test, "test") if ev.split == "test" else (ev.splits.train, "training")
+    with ev.bar(f"features of {len(images)} {part} images") as update:
+        reference, _ = stats.kept_statistics(images, ev.features, ev.cache, update, ev.content if part == "training" else None)
+    ev.protocol.update(
+        samples=n,
+        reference=f"all {len(images)} {part} images",
+        chain_steps=ev.model.config.chains.prior.steps if steps is None else steps,
+        images="rounded to uint8",
+        features=ev.features.name,
+        precision=ev.features.precision,
+    )
+
+    def drawn(update: Any) -> Iterator[Tensor]:
+        for z in ev.model.sample_z(n, ev.seed, steps, update):
+            yield to_pixels(ev.model.decode(z))
+
+    with ev.bar("features of samples") as update:
+        return stats.statistics(drawn(update), ev.features).distance(reference)
+
+
 def mse(ev: Evaluation) -> dict[str, float]:
     """Reconstruction error on all test images with the training K1 and with 100 posterior steps."""
-    x = as_floats(ev.test)
+    choosing, chain, limit = ev.split == "validation", ev.model.config.chains.posterior, ev.model.config.data.limit
+    rows = (ev.held_out() if choosing else ev.test)[: ev.limit]
+    learned = limit is None or limit > len(ev.splits.train) - len(ev.held_out())
+    what = f"training images held out{', which this run learned from (no data.limit)' if learned else ''}" if choosing else "test images"
+    ev.protocol.update(
+        images=f"{'the last' if choosing else 'all' if len(rows) == len(ev.test) else 'the first'} {len(rows)} {what}",
+        chain="one a row from N(0, I), noise on",
+        chain_steps=[chain.steps, 100],
+        step_size=chain.step_size,
+        precision=precision(ev.model.device),
+    )
+    x = as_floats(rows)
     out = {}
     for key, steps in (("mse", None), ("mse_100", 100)):
         with ev.bar(f"reconstructing for {key}") as update:
@@ -124,13 +265,18 @@ def mse(ev: Evaluation) -> dict[str, float]:
     return out
 
 
-METRICS: dict[str, Callable[[Evaluation], dict[str, float]]] = {"frechet": frechet, "mse": mse}
+METRICS: dict[str, Callable[[Evaluation], dict[str, float]]] = {"frechet": frechet, "mse": mse, "fid": fid, "fid_gaussian": fid_gaussian}
 
 
-def fitting(model: LatentEBM) -> list[str]:
+def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
     """The metrics that say something about this model in reasonable time."""
+    if model.config.data.name in PHOTOGRAPHS and inception_found:
+        return ["fid", "mse"]
     pixels = math.prod(model.generator.shape)  # type: ignore[arg-type]
-    return [name for name in METRICS if name != "frechet" or pixels <= MOST_PIXELS]
+    return ["frechet", "mse"] if pixels <= MOST_PIXELS else ["mse"]
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def draw(run: Path, ev: Evaluation) -> None:

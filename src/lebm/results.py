@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from lebm import checkpoint
+from lebm.errors import ConfigError
 
 KEYS = ("experiment", "metrics", "per_seed", "protocol", "data", "config", "seed", "steps", "device", "seconds", "code", "command")
 
@@ -31,6 +33,34 @@ def result(**values: Any) -> dict[str, Any]:
 
 def write(path: Path, values: dict[str, Any]) -> None:
     checkpoint.write_atomic(path, json.dumps(_finite(values), indent=1, allow_nan=False) + "\n")
+
+
+def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several runs that differ in their seed only: means, `<name>_spread` (standard deviation), each run in `per_seed`."""
+    first, steps = summaries[0], [s["steps"] for s in summaries]
+    seeds = check_one_experiment([s["config"] for s in summaries])
+    if len(set(steps)) > 1:
+        raise ConfigError(f"these runs are at {', '.join(map(str, steps))} updates; a mean is taken over runs of one length")
+    metrics: dict[str, float] = {}
+    for name in first["metrics"]:
+        values = [s["metrics"].get(name) for s in summaries]
+        if all(isinstance(v, int | float) for v in values):
+            metrics[name], metrics[f"{name}_spread"] = statistics.fmean(values), statistics.stdev(values)
+    per_seed = [
+        {"seed": seed, "steps": s["steps"], "metrics": s["metrics"], "seconds": s["seconds"]} for seed, s in zip(seeds, summaries, strict=True)
+    ]
+    return {**first, "metrics": metrics, "per_seed": per_seed, "seconds": round(sum(s["seconds"] for s in summaries), 1)}
+
+
+def check_one_experiment(configs: list[dict[str, Any]]) -> list[int]:
+    """The seeds of runs that differ in nothing else."""
+    for config in configs[1:]:
+        if {**config, "seed": 0} != {**configs[0], "seed": 0}:
+            raise ConfigError("these runs are not one experiment: a mean is taken over runs of one configuration that differ in their seed only")
+    seeds = [config["seed"] for config in configs]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"these runs have the seeds {', '.join(map(str, seeds))}; a mean is taken over different seeds")
+    return seeds
 
 
 def _finite(value: Any) -> Any:

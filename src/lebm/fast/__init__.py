@@ -42,5 +42,4 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
             return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
         return Captured(reference, model, optimizer, rng, example)
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works
-        torch.cuda.synchronize()
         raise Unavailable(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no message'}") from e

@@ -73,21 +73,17 @@ class FastGenerator:
         kernels.first_forward[(cdiv(self.rows, t.m), cdiv(self.n, t.n))](
             z, self._w_first, self.first.bias, self.h[0], self.rows, self.nz, self.n, self.c0, self.leak, t.m, t.n, t.k, **_how(t)
         )
-        fused = 0  # columns that the last hidden layer's kernel has made already
         for i, layer in enumerate(self.middle):
             ci, co, s = layer.in_channels, layer.out_channels, self.sides[i]
             t = tiles.up_forward(self._pixels(i), ci, co)
-            fused = self.taps if i == len(self.middle) - 1 and t.n >= co else 0
             kernels.up_forward[(cdiv(self._pixels(i), t.m), cdiv(co, t.n), 4)](
-                self.h[i], self._w_up[i], layer.bias, self.h[i + 1], self._w_last, self._columns, self.rows, s, s, ci, co, self.leak,
-                fused, tiles.pad(self.taps), t.m, t.n, t.k, **_how(t),
-            )  # fmt: skip
-        s, ci = self.sides[-1], self.last.in_channels
-        if not fused:
-            t = tiles.last_columns(self._pixels(-1), ci, self.taps)
-            kernels.last_columns[(cdiv(self._pixels(-1), t.m),)](
-                self.h[-1], self._w_last, self._columns, self._pixels(-1), ci, self.taps, tiles.pad(self.taps), t.m, t.k, **_how(t)
+                self.h[i], self._w_up[i], layer.bias, self.h[i + 1], self.rows, s, s, ci, co, self.leak, t.m, t.n, t.k, **_how(t)
             )
+        s, ci = self.sides[-1], self.last.in_channels
+        t = tiles.last_columns(self._pixels(-1), ci, self.taps)
+        kernels.last_columns[(cdiv(self._pixels(-1), t.m),)](
+            self.h[-1], self._w_last, self._columns, self._pixels(-1), ci, self.taps, tiles.pad(self.taps), t.m, t.k, **_how(t)
+        )
         kernels.last_fold[(len(self.error),)](
             self._columns, self.last.bias, x, self.d, self.error, self.rows, scale, s, s, self.colours, self.stride, self.kernel,
             x.dtype == torch.uint8, tiles.FOLD_BLOCK,
@@ -180,7 +176,7 @@ def _how(t: tiles.Tile) -> dict[str, int]:
 
 def _fastest() -> Any:
     """cuDNN tries its algorithms the first time it sees a shape, and keeps the best."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
 def _masked(g: Tensor, h: Tensor, leak: float) -> Tensor:

@@ -60,14 +60,11 @@ def first_backward(
 
 @triton.jit
 def up_forward(
-    h, w, bias, out, w_last, columns, rows,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, LEAK: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
+    h, w, bias, out, rows,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, LEAK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, 2H, 2W, CO] = lrelu(convT4x4s2p1(h[rows, H, W, CI], w) + bias); one phase (a, b) a program.
-
-    N > 0 (it needs BN >= CO): also columns[pixel, N] = out[pixel, CO] @ w_last[CO, N], which the last layer folds.
-    """
+    """out[rows, 2H, 2W, CO] = lrelu(convT4x4s2p1(h[rows, H, W, CI], w) + bias); one phase (a, b) a program."""
     phase = tl.program_id(2)
     a, b = phase // 2, phase % 2
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -97,13 +94,7 @@ def up_forward(
     acc += tl.load(bias + n, mask=n < CO, other=0.0)[None, :]
     acc = tl.where(acc > 0, acc, acc * LEAK)
     o = ((r * 2 * H + 2 * i + a) * 2 * W + 2 * j + b)[:, None] * CO + n[None, :]
-    made = acc.to(out.dtype.element_ty)
-    tl.store(out + o, made, mask=inside[:, None] & (n < CO)[None, :])
-    if N > 0:
-        q = tl.arange(0, NP)
-        B = tl.load(w_last + n[:, None] * N + q[None, :], mask=(n < CO)[:, None] & (q < N)[None, :], other=0.0)
-        o = ((r * 2 * H + 2 * i + a) * 2 * W + 2 * j + b)[:, None] * N + q[None, :]
-        tl.store(columns + o, tl.dot(made, B, input_precision="ieee"), mask=inside[:, None] & (q < N)[None, :])
+    tl.store(out + o, acc.to(out.dtype.element_ty), mask=inside[:, None] & (n < CO)[None, :])
 
 
 @triton.jit

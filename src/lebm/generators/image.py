@@ -76,7 +76,7 @@ class ImageGenerator(nn.Module):
         g = (x - x_hat).mul_(1 - x_hat.square()).div_(self.sigma**2)
         first, *rest = self.convolutions()
         for layer, h in zip(reversed(rest), reversed(hidden), strict=True):
-            g = F.conv2d(g, layer.weight, stride=layer.stride, padding=layer.padding)
+            g = _adjoint(layer, g)
             g = torch.ops.aten.leaky_relu_backward(g, h, self.leak, True)
         return g.flatten(1) @ first.weight.flatten(1).t()
 
@@ -107,6 +107,17 @@ def _transposed(layer: nn.ConvTranspose2d, h: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias[:, None, None]
 
 
+def _adjoint(layer: nn.ConvTranspose2d, g: Tensor) -> Tensor:
+    """The gradient at the layer's input: a strided convolution; on a CPU with few channels patches and one matrix product."""
+    if g.device.type != "cpu" or layer.out_channels > 4:
+        return F.conv2d(g, layer.weight, stride=layer.stride, padding=layer.padding)
+    stride, padding, kernel = int(layer.stride[0]), int(layer.padding[0]), int(layer.kernel_size[0])
+    patches = F.pad(g, (padding,) * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)  # (n, colour, y, x, ky, kx)
+    n, colours, side = patches.shape[:3]
+    columns = patches.permute(0, 1, 4, 5, 2, 3).reshape(n, colours * kernel**2, side**2)
+    return (layer.weight.flatten(1) @ columns).view(n, -1, side, side)
+
+
 def as_tensor(x: np.ndarray | Tensor) -> Tensor:
     """A tensor of any numeric array: mirrored, big-endian and read-only ones are copied first."""
     if isinstance(x, Tensor):
@@ -132,7 +143,7 @@ def as_images(x: np.ndarray | Tensor, shape: tuple[int, int, int]) -> Tensor:
     if not t.is_floating_point():
         raise DataError(f"images have type {t.dtype}; give uint8 pixels 0..255 or floats in [-1, 1]")
     check_range(t)
-    return t
+    return t if t.dtype == torch.float64 else t.to(torch.float32)
 
 
 def check_range(t: Tensor) -> None:

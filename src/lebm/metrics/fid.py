@@ -18,7 +18,7 @@ class Moments:
         self._shift: Tensor | None = None
 
     def add(self, rows: Tensor) -> Moments:
-        rows = rows.detach().flatten(1).to(torch.float64)
+        rows = rows.detach().flatten(1).to(torch.float64)  # where they are: a GPU multiplies float64 matrices too
         if len(rows) == 0:
             return self
         if self._sum is None or self._products is None or self._shift is None:
@@ -29,7 +29,7 @@ class Moments:
         rows = rows - self._shift
         self.n += len(rows)
         self._sum += rows.sum(0)
-        self._products += rows.t() @ rows
+        self._products.addmm_(rows.t(), rows)
         return self
 
     def mean_cov(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,333 @@
+"""results/*.json -> the tables of README.md and docs/results.md: `make results` (python -m lebm.tables, in the repository's root).
+
+No number of ours is typed by hand: what has no result file is left out. Published numbers stand here with their source.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lebm import checkpoint
+from lebm.errors import UserError
+from lebm.results import KEYS
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+Results = Mapping[str, Mapping[str, Any]]  # file name without .json -> what it holds
+
+# --- published --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Published:
+    """Rows of Table 1: data set -> (MSE, FID) as printed in the source, "-" where it says nothing."""
+
+    method: str
+    source: str
+    numbers: Mapping[str, tuple[str, str]]
+
+
+PAPER = "[Pang et al. 2020](https://arxiv.org/abs/2006.08205)"
+COLUMNS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "celeba64": "CelebA 64x64"}
+
+
+def _row(method: str, source: str, svhn: tuple[str, str], cifar10: tuple[str, str], celeba64: tuple[str, str]) -> Published:
+    return Published(method, source, {"svhn": svhn, "cifar10": cifar10, "celeba64": celeba64})
+
+
+BASELINES = (
+    _row("VAE", PAPER, ("0.019", "46.78"), ("0.057", "106.37"), ("0.021", "65.75")),
+    _row("two-stage VAE", PAPER, ("0.019", "42.81"), ("0.056", "72.90"), ("0.021", "44.40")),
+    _row("RAE", PAPER, ("0.014", "40.02"), ("0.027", "74.16"), ("0.018", "40.95")),
+    _row("short-run inference, five layers", PAPER, ("0.011", "35.23"), ("-", "-"), ("0.015", "47.95")),
+)
+TABLE_1 = (
+    _row("the paper", PAPER, ("0.008", "29.44"), ("0.020", "70.15"), ("0.013", "37.87")),
+    _row("multi-stage density ratios", "Xiao and Han 2022", ("0.004", "26.19"), ("-", "65.01"), ("0.009", "35.38")),
+    _row("joint prior on a ladder generator", "Cui, Wu and Han 2023", ("0.008", "24.16"), ("-", "63.42"), ("0.004", "32.15")),
+    _row("diffusion-amortised chains", "Yu et al. 2023", ("0.002", "18.76"), ("0.015", "57.72"), ("0.005", "30.83")),
+)
+PAPER_UPDATES = 70_000  # "about"
+ABLATIONS = (("learned prior", "29.44"), ("N(0, I), the same generator", "43.39"), ("K0 = 80", "28.32"), ("K1 = 60", "26.13"), ("ngf = 128", "26.95"))
+KNOWN_FIDS = {("cifar10:train", "cifar10:test"): "3.15"}  # what FID implementations agree on
+
+# --- our own ----------------------------------------------------------------------------------------------------------
+
+KINDS = {"": "the paper's settings", "best": "our settings", "gaussian": "N(0, I) as prior, the paper's settings"}
+SHOWS_ORIGINALS = ("svhn", "cifar10", "mnist", "digits")  # sets whose own pictures may be shown beside reconstructions
+RECROPPED = "0244d93d46eb266580b1f5ad012f1669b61ddce0f9712d3b421ff6f1d566f524"  # data.sha256 of SVHN cut from Format 1 again
+NOTES = {
+    "SVHN, re-cropped from Format 1": "cut again from the full-number images with the published boxes: 98 % of the pixel values equal the official crops', the largest difference is 5",
+    "CelebA-30k, squashed": "30,000 faces (the paper uses 40,000), the whole frame squashed to a square and recompressed: its FID compares models on this set, not with the paper's",
+}
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every result file, by name; a file that is none is an error that names it."""
+    out = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            raise UserError(f"{path} is not readable as JSON; write it again with `lebm ... --result`") from None
+        if not isinstance(values, dict) or set(values) != set(KEYS) or not isinstance(values["metrics"], dict):
+            raise UserError(f"{path} is no result: it must have the keys {', '.join(KEYS)}; write it with `lebm ... --result`")
+        out[path.stem] = values
+    return out
+
+
+def column(result: Mapping[str, Any]) -> str | None:
+    """Which column of Table 1 a result belongs to."""
+    config = result["config"] or {}
+    name = (result["data"] or {}).get("name")
+    name = f"celeba{config.get('generator', {}).get('size')}" if name == "celeba" else name
+    return name if name in COLUMNS else None
+
+
+def kind(result: Mapping[str, Any]) -> str:
+    """svhn-best -> best, svhn -> ""."""
+    return str(result["experiment"]).removeprefix(column(result) or "").strip("-")
+
+
+def data_label(result: Mapping[str, Any]) -> str:
+    """The data as a write-up must call it."""
+    data = result["data"] or {}
+    if data.get("sha256") == RECROPPED:
+        return "SVHN, re-cropped from Format 1"
+    if data.get("name") == "celeba" and data.get("test") == 3000 and data.get("train", 40_000) <= 27_000:
+        return "CelebA-30k, squashed"
+    return COLUMNS.get(column(result) or "", str(data.get("name")))
+
+
+def number(result: Mapping[str, Any], name: str, digits: int) -> str:
+    """A metric, with its standard deviation over seeds; "-" where it was not measured."""
+    value, spread = (result["metrics"].get(key) for key in (name, f"{name}_spread"))
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if isinstance(spread, int | float) else "")
+
+
+def updates(result: Mapping[str, Any]) -> str:
+    steps = result["steps"]
+    if not isinstance(steps, int):
+        return "-"
+    far = f", {steps / PAPER_UPDATES:.0%} of the paper's" if column(result) and steps < PAPER_UPDATES else ""
+    return f"{steps:,} updates{far}"
+
+
+def seeds(result: Mapping[str, Any]) -> int:
+    return len(result["per_seed"] or [1])
+
+
+def length(result: Mapping[str, Any]) -> str:
+    """In small print beside a number: which checkpoint, how many updates and seeds."""
+    count = seeds(result)
+    return f"<br><sub>{checkpoint_word(result)} checkpoint, {updates(result)}, {count} seed{'s' * (count > 1)}</sub>"
+
+
+def checkpoint_word(result: Mapping[str, Any]) -> str:
+    return str((result["protocol"] or {}).get("checkpoint", "-"))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(head), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def table_1(results: Results, to_results: str, baselines: bool) -> str:
+    """The paper, its follow-ups and our rows; MSE is `mse_100`."""
+    rows = [[f"{p.method} ({p.source})", *(" / ".join(p.numbers[c]) for c in COLUMNS)] for p in ((*BASELINES, *TABLE_1) if baselines else TABLE_1)]
+    ours = {name: r for name, r in results.items() if column(r)}
+    found = sorted({kind(r) for r in ours.values()}, key=lambda k: (list(KINDS).index(k) if k in KINDS else len(KINDS), k))
+    for k in found:
+        cells = []
+        for c in COLUMNS:
+            here = [(n, r) for n, r in ours.items() if column(r) == c and kind(r) == k]
+            cells.append(
+                "<br>".join(f"[{number(r, 'mse_100', 4)} / {number(r, 'fid', 2)}]({to_results}{n}.json){mark(r)} {length(r)}" for n, r in here) or "-"
+            )
+        rows.append([f"**lebm**, {KINDS.get(k, k)}", *cells])
+    text = table(["MSE / FID, lower is better", *COLUMNS.values()], rows)
+    labels = {data_label(r) for r in ours.values()} & set(NOTES)
+    return text + "".join(f"\n\n{marks(label)} {label}: {NOTES[label]}." for label in NOTES if label in labels)
+
+
+def mark(result: Mapping[str, Any]) -> str:
+    return marks(data_label(result))
+
+
+def marks(label: str) -> str:
+    return "\\" + "*" * (list(NOTES).index(label) + 1) if label in NOTES else ""
+
+
+def details(results: Results, to_results: str) -> str:
+    """A row a result on the paper's sets: what was measured, after how many updates, over how many seeds."""
+    head = ["experiment", "data", "FID", "samples", "mse", "mse_100", "checkpoint", "updates", "seeds", "file"]
+    rows = []
+    for name, r in results.items():
+        if column(r):
+            drawn = ((r["protocol"] or {}).get("fid") or {}).get("samples")
+            shown = [number(r, "fid", 2), f"{drawn:,}" if isinstance(drawn, int) else "-", number(r, "mse", 4), number(r, "mse_100", 4)]
+            file = f"[{name}.json]({to_results}{name}.json)"
+            rows.append([f"`{r['experiment']}`", data_label(r), *shown, checkpoint_word(r), updates(r), str(seeds(r)), file])
+    return table(head, rows) if rows else ""
+
+
+def ablation(results: Results, to_results: str) -> str:
+    """SVHN with and without the learned prior, beside the paper's ablations."""
+    rows = [[f"{what} ({PAPER})", value] for what, value in ABLATIONS]
+    before = len(rows)
+    for name, r in results.items():
+        if column(r) == "svhn":
+            link = f"[{name}.json]({to_results}{name}.json)"
+            if kind(r) in ("", "gaussian"):
+                rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'} ({link})", number(r, "fid", 2)])
+            if "fid_gaussian" in r["metrics"]:
+                rows.append(
+                    [f"**lebm**, `{r['experiment']}`, samples from N(0, I) instead of its learned prior ({link})", number(r, "fid_gaussian", 2)]
+                )
+    return table(["SVHN", "FID"], rows) if len(rows) > before else ""
+
+
+def speed(results: Results, to_results: str) -> str:
+    head = [
+        "one learning iteration",
+        "device",
+        "the paper's listing, ms",
+        "lebm, ms",
+        "times faster",
+        "prior chain, times",
+        "samples a second",
+        "floor, ms",
+        "file",
+    ]
+    rows = []
+    for name, r in results.items():
+        if not name.startswith("bench-"):
+            continue
+        for preset, m in r["metrics"].items():
+            shown = lambda key, form, m=m: format(m[key], form) if isinstance(m.get(key), int | float) else "-"  # noqa: E731
+            floor = shown("floor_ms", ".2f") + (f" ({shown('fraction_of_floor', '.0%')} reached)" if "fraction_of_floor" in m else "")
+            times = [
+                shown("listing_ms", ".1f"),
+                shown("ours_ms", ".2f"),
+                shown("ratio", ".1f"),
+                shown("prior_ratio", ".1f"),
+                shown("images_per_s", ",.0f"),
+            ]
+            rows.append([f"`{preset}`", str(r["device"]), *times, floor, f"[{name}.json]({to_results}{name}.json)"])
+    return table(head, rows) if rows else ""
+
+
+def digits(results: Results, to_results: str) -> str:
+    r = results.get("digits")
+    if r is None:
+        return ""
+    drawn = ((r["protocol"] or {}).get("frechet") or {}).get("samples")
+    how = f"in pixel space, {drawn:,} samples" if isinstance(drawn, int) else "in pixel space"
+    return (
+        f"On the embedded digits, on which the paper reports nothing, after {updates(r)}: samples from the learned prior lie at a Fréchet "
+        f"distance of {number(r, 'frechet', 1)} ({how}) from the training images, samples from N(0, I) through the same generator at "
+        f"{number(r, 'frechet_gaussian', 1)}; test images are reconstructed with a mean squared error of {number(r, 'mse_100', 3)} (100 posterior "
+        f"steps, images in [-1, 1]). Such distances are not FIDs. Last checkpoint, {seeds(r)} seed{'s' * (seeds(r) > 1)}: [digits.json]({to_results}digits.json)."
+    )
+
+
+def calibration(results: Results, to_results: str) -> str:
+    rows = []
+    for name, r in results.items():
+        if r["experiment"] == "fid" and {"a", "b"} <= set(r["data"] or {}):
+            a, b = (r["data"][key]["name"] for key in "ab")
+            rows.append([f"`{a}`, `{b}`", number(r, "fid", 4), KNOWN_FIDS.get((a, b), "-"), f"[{name}.json]({to_results}{name}.json)"])
+    return table(["between", "FID here", "commonly known", "file"], rows) if rows else ""
+
+
+def pictures(results: Results, root: Path, to_docs: str, everything: bool) -> str:
+    """Grids that are there: of the README's, the one with the lowest FID a data set; originals only where they may be shown."""
+    shown: dict[str, tuple[float, str]] = {}
+    for r in results.values():
+        e, c = str(r["experiment"]), column(r)
+        if c is None:
+            continue
+        lines = []
+        if (root / "docs" / "figures" / f"{e}-samples.png").is_file():
+            lines.append(f"![Samples of {e}]({to_docs}figures/{e}-samples.png)\n\n*Samples of `{e}` from its learned prior ({data_label(r)}).*")
+        if everything and r["data"]["name"] in SHOWS_ORIGINALS and (root / "docs" / "figures" / f"{e}-reconstructions.png").is_file():
+            lines.append(
+                f"![Reconstructions by {e}]({to_docs}figures/{e}-reconstructions.png)\n\n*Test images of `{e}`, each above its reconstruction.*"
+            )
+        value = r["metrics"].get("fid")
+        rank = float(value) if isinstance(value, int | float) else float("inf")
+        key = e if everything else c
+        if lines and (key not in shown or rank < shown[key][0]):
+            shown[key] = (rank, "\n\n".join(lines))
+    return "\n\n".join(text for _, text in shown.values())
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def readme_block(results: Results, root: Path) -> str:
+    parts = [digits(results, "results/")]
+    if any(column(r) for r in results.values()):
+        how = "MSE is `mse_100`; the FID is of 50,000 samples against all training images. More, with the baselines: [docs/results.md](docs/results.md)."
+        parts += [table_1(results, "results/", baselines=False), how, pictures(results, root, "docs/", everything=False)]
+    else:
+        parts.append("No results on the paper's data sets yet.")
+    if times := speed(results, "results/"):
+        parts.append(times)
+    return "\n\n".join(p for p in parts if p)
+
+
+def results_page(results: Results, root: Path) -> str:
+    up = "../results/"
+    sections = [
+        (
+            "Table 1: images",
+            table_1(results, up, baselines=True) + "\n\nMSE is `mse_100`: see [protocol.md](protocol.md). Rows without a link are published numbers.",
+        ),
+        ("Each result", details(results, up)),
+        ("What the learned prior buys", ablation(results, up)),
+        ("Pictures", pictures(results, root, "", everything=True)),
+        ("Speed", speed(results, up)),
+        ("Embedded digits", digits(results, up)),
+        ("Calibration of the FID", calibration(results, up)),
+    ]
+    head = (
+        "# Results\n\nWritten by `make results` from the files in `results/`; do not edit. How each number is measured: [protocol.md](protocol.md)."
+    )
+    return "\n\n".join([head, *(f"## {title}\n\n{body}" for title, body in sections if body)]) + "\n"
+
+
+def documents(root: Path) -> dict[Path, str]:
+    """What README.md and docs/results.md must say."""
+    results = read_results(root / "results")
+    readme = root / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UserError(f"{readme} must have the lines {BEGIN} and {END}, once and in this order; run this in the repository's root")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    return {
+        readme: f"{before}{BEGIN}\n{readme_block(results, root)}\n{END}{after}",
+        root / "docs" / "results.md": results_page(results, root),
+    }
+
+
+def main() -> int:
+    try:
+        for path, text in documents(Path.cwd()).items():
+            checkpoint.write_atomic(path, text)
+            print(path.relative_to(Path.cwd()))
+    except UserError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
