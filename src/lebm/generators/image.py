@@ -91,6 +91,14 @@ class ImageGenerator(nn.Module):
         out.append(torch.tanh(_transposed(rest[-1], out[-1])))
         return out
 
+    def flops(self, rows: int) -> float:
+        """Multiply-adds, times two, of one forward pass."""
+        total, side = 0.0, self.config.base
+        for i, c in enumerate(self.convolutions()):
+            total += 2 * (1 if i == 0 else side**2) * c.weight.numel()
+            side = side if i == 0 else side * int(c.stride[0])
+        return rows * total
+
     def as_input(self, x: np.ndarray | Tensor) -> Tensor:
         """A user's images -> floats (n, channels, size, size) in [-1, 1]; uint8 is rescaled, channels-last is turned."""
         return as_images(x, self.shape)

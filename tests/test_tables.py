@@ -1,0 +1,191 @@
+"""The tables of README.md and docs/results.md are what the result files say, and nothing else."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lebm import results, tables
+from lebm.config import resolve
+from lebm.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+def result(preset, metrics, data=None, **more):
+    config = resolve(preset).to_dict()
+    data = {"name": config["data"]["name"], "train": 100, "test": 10, "sha256": "0", **(data or {})}
+    protocol = {"checkpoint": "last", "fid": {"samples": 50_000}}
+    values = {"experiment": preset, "metrics": metrics, "data": data, "config": config, "protocol": protocol, "steps": 70_000, "seed": 0, **more}
+    return results.result(code="c", command="x", device="a GPU", **values)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A repository with the real README and no results."""
+    shutil.copy(ROOT / "README.md", tmp_path / "README.md")
+    (tmp_path / "results").mkdir()
+    return tmp_path
+
+
+def put(place, **files):
+    for name, values in files.items():
+        results.write(place / "results" / f"{name.replace('_', '-')}.json", values)
+
+
+def written(place):
+    readme, page = tables.documents(place).values()
+    return readme.split(tables.BEGIN)[1].split(tables.END)[0], page
+
+
+def row(text, *words):
+    """The cells of the one table row that has all these words."""
+    (found,) = [line for line in text.splitlines() if line.startswith("|") and all(w in line for w in words)]
+    return [c.strip() for c in found.split("|")[1:-1]]
+
+
+def test_the_committed_documents_are_what_the_results_say():
+    """No number typed by hand survives this: after a change of results/ run `make results`."""
+    for path, text in tables.documents(ROOT).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what `make results` writes"
+
+
+def test_without_results_only_published_numbers_stand(place):
+    block, page = written(place)
+    assert block.strip() == "No results on the paper's data sets yet."
+    assert "lebm**" not in page and "## Each result" not in page and "## Speed" not in page
+    assert row(page, "| the paper (")[1:] == ["0.008 / 29.44", "0.020 / 70.15", "0.013 / 37.87"]
+    assert row(page, "diffusion-amortised")[1:] == ["0.002 / 18.76", "0.015 / 57.72", "0.005 / 30.83"]
+    assert row(page, "multi-stage")[1:] == ["0.004 / 26.19", "- / 65.01", "0.009 / 35.38"]
+    assert row(page, "ladder")[1:] == ["0.008 / 24.16", "- / 63.42", "0.004 / 32.15"]
+
+
+def test_our_rows(place):
+    put(
+        place,
+        svhn_paper=result(
+            "svhn", {"fid": 29.123, "fid_spread": 0.456, "mse": 0.01, "mse_100": 0.00712, "mse_100_spread": 0.0001}, per_seed=[{}, {}, {}]
+        ),
+        cifar10_paper=result("cifar10", {"fid": 71.5, "mse_100": 0.021}, steps=25_000),
+        svhn_best=result("svhn-best", {"fid": 23.9}),
+    )
+    block, page = written(place)
+    for text, link in ((block, "results/"), (page, "../results/")):
+        cells = row(text, "**lebm**, the paper's settings")
+        assert cells[1] == f"[0.0071 ± 0.0001 / 29.12 ± 0.46]({link}svhn-paper.json) <br><sub>last checkpoint, 70,000 updates, 3 seeds</sub>"
+        assert cells[2] == f"[0.0210 / 71.50]({link}cifar10-paper.json) <br><sub>last checkpoint, 25,000 updates, 36% of the paper's, 1 seed</sub>"
+        assert cells[3] == "-"
+        assert row(text, "**lebm**, our settings")[1].startswith(f"[- / 23.90]({link}svhn-best.json)")
+    detail = row(page, "`svhn`", "svhn-paper.json", "50,000")
+    assert detail == [
+        *("`svhn`", "SVHN", "29.12 ± 0.46", "50,000", "0.0100", "0.0071 ± 0.0001", "last", "70,000 updates", "3"),
+        "[svhn-paper.json](../results/svhn-paper.json)",
+    ]
+
+
+def test_every_number_of_ours_is_from_a_file(place):
+    """Numbers that are in no result do not appear: what the page with a result has more is the result's."""
+    bare = written(place)[1]
+    put(place, svhn_paper=result("svhn", {"fid": 91.37, "mse": 0.4321, "mse_100": 0.1234}))
+    more = set(re.findall(r"\d+\.\d+", written(place)[1])) - set(re.findall(r"\d+\.\d+", bare))
+    assert more - {value for _, value in tables.ABLATIONS} == {"91.37", "0.4321", "0.1234"}
+
+
+def test_data_that_differs_carries_its_name(place):
+    put(
+        place,
+        svhn_paper=result("svhn", {"fid": 1.0}, {"sha256": tables.RECROPPED}),
+        celeba64_paper=result("celeba64", {"fid": 2.0}, {"train": 27_000, "test": 3_000}),
+    )
+    for text in written(place):
+        cells = row(text, "**lebm**, the paper's settings")
+        assert "json)\\* <br>" in cells[1] and "json)\\** <br>" in cells[3]
+        assert "\n\\* SVHN, re-cropped from Format 1: " in text and "\n\\** CelebA-30k, squashed: " in text
+    put(place, celeba64_paper=result("celeba64", {"fid": 2.0}, {"train": 40_000, "test": 3_000}), svhn_paper=result("svhn", {"fid": 1.0}))
+    assert "squashed" not in written(place)[1] and "re-cropped" not in written(place)[1]
+
+
+def test_what_belongs_to_no_column_is_left_out(place):
+    put(place, celeba128=result("celeba128", {"fid": 61.25}), mnist=result("mnist", {"frechet": 62.25}), anomaly=result("mnist", {"auprc": {"1": 3}}))
+    assert not any(n in text for n in ("61.25", "62.25", "auprc") for text in written(place))
+    put(place, odd=result("svhn", {"fid": None, "mse_100": 0.1}, experiment="svhn-amortised"))
+    assert row(written(place)[1], "**lebm**, amortised")[1].startswith("[0.1000 / -]")
+
+
+def test_the_learned_prior(place):
+    put(place, svhn_paper=result("svhn", {"fid": 30.0, "fid_gaussian": 90.0}), svhn_gaussian=result("svhn-gaussian", {"fid": 44.0}))
+    page = written(place)[1].split("## What the learned prior buys")[1]
+    assert row(page, "N(0, I), the same generator")[1] == "43.39"
+    assert row(page, "**lebm**, learned prior")[1] == "30.00" and row(page, "learned with N(0, I)")[1] == "44.00"
+    assert row(page, "`svhn`, samples from N(0, I)")[1] == "90.00"
+
+
+def test_speed_digits_and_calibration(place):
+    times = {
+        "listing_ms": 104.3,
+        "ours_ms": 2.721,
+        "ratio": 38.33,
+        "prior_ratio": 40.0,
+        "images_per_s": 123456.7,
+        "floor_ms": 1.4,
+        "fraction_of_floor": 0.51,
+    }
+    put(
+        place,
+        bench_h200=results.result(
+            experiment="bench-h200", metrics={"svhn": times, "odd": {"ours_ms": 1.0}}, device="NVIDIA H200", code="c", command="x"
+        ),
+        digits=result("digits", {"frechet": 1.87, "frechet_gaussian": 19.52, "mse": 0.1, "mse_100": 0.0712}, steps=1500),
+        fid_calibration=results.result(
+            experiment="fid", metrics={"fid": 3.15181}, data={"a": {"name": "cifar10:train"}, "b": {"name": "cifar10:test"}}, code="c", command="x"
+        ),
+    )
+    block, page = written(place)
+    for text in (block, page):
+        assert row(text, "`svhn`", "H200")[2:8] == ["104.3", "2.72", "38.3", "40.0", "123,457", "1.40 (51% reached)"]
+        assert row(text, "`odd`")[2:8] == ["-", "1.00", "-", "-", "-", "-"]
+        assert all(n in text for n in ("after 1,500 updates:", "distance of 1.9 ", "at 19.5;", "error of 0.071 ", "1 seed:"))
+    assert row(page, "`cifar10:train`")[1:3] == ["3.1518", "3.15"] and "3.1518" not in block
+
+
+def test_pictures_are_shown_where_they_are(place):
+    put(
+        place,
+        svhn_paper=result("svhn", {"fid": 30.0}),
+        svhn_best=result("svhn-best", {"fid": 24.0}),
+        celeba64_paper=result("celeba64", {"fid": 40.0}),
+    )
+    assert "![" not in "".join(written(place))
+    figures = place / "docs" / "figures"
+    figures.mkdir(parents=True)
+    for name in ("svhn-samples", "svhn-best-samples", "svhn-reconstructions", "celeba64-samples", "celeba64-reconstructions"):
+        (figures / f"{name}.png").touch()
+    block, page = written(place)
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", block)
+    assert sorted(shown) == ["docs/figures/celeba64-samples.png", "docs/figures/svhn-best-samples.png"], "the best of each set"
+    everything = {f"figures/{n}.png" for n in ("svhn-samples", "svhn-best-samples", "svhn-reconstructions", "celeba64-samples")}
+    assert set(re.findall(r"!\[.*?\]\((.*?)\)", page)) == everything, "faces of real people are not shown"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"metrics": {}}', json.dumps(dict.fromkeys(results.KEYS))])
+def test_a_file_that_is_no_result_is_named(place, text):
+    (place / "results" / "broken.json").write_text(text)
+    with pytest.raises(UserError, match="broken.json"):
+        tables.documents(place)
+
+
+def test_the_command(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    put(place, svhn_paper=result("svhn", {"fid": 30.0}))
+    assert tables.main() == 0 and capsys.readouterr().out.split() == ["README.md", "docs/results.md"]
+    first = {p: p.read_text() for p in (place / "README.md", place / "docs" / "results.md")}
+    assert "30.00" in first[place / "README.md"]
+    assert tables.main() == 0 and {p: p.read_text() for p in first} == first == tables.documents(place), "written twice, it says the same"
+    (place / "README.md").write_text("no markers")
+    assert tables.main() == 2 and "results:begin" in capsys.readouterr().err and (place / "README.md").read_text() == "no markers"
+
+
+def test_make_has_the_target():
+    assert re.search(r"^results: .*\n\t.*-m lebm\.tables$", (ROOT / "Makefile").read_text(), flags=re.M)
