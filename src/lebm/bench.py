@@ -259,7 +259,7 @@ def bench(presets: list[str], device_name: str, out: Path | None, sweeps: bool, 
         if config.prior.kind != "energy":
             raise ConfigError(f"preset {preset} has a Gaussian prior; the bench compares models with an energy network")
         console.print(f"measuring {preset} …", highlight=False)
-        metrics[preset] = measure(config, device, sweeps)
+        metrics[preset] = measure(config, device, sweeps and preset == presets[0])
         table(preset, metrics[preset], console)
     name = {"cuda": "h200" if device.type == "cuda" and "H200" in torch.cuda.get_device_name(device) else "cuda"}.get(device.type, "cpu")
     summary = results.result(

@@ -257,7 +257,7 @@ def bench(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")
     ] = None,
     device: DeviceOpt = Device.auto,
-    sweep: Annotated[bool, typer.Option(help="Also vary the batch and both chains' lengths.")] = True,
+    sweep: Annotated[bool, typer.Option(help="Also vary the batch and both chains' lengths, for the first preset.")] = True,
     to: Annotated[Path | None, typer.Option("--out", help="The result file; default results/bench-DEVICE.json.")] = None,
 ) -> None:
     """Time a learning iteration beside the paper's listing and the hardware's floor."""
