@@ -34,6 +34,7 @@ from lebm.training import choose_engine, train  # noqa: E402
 import triton.language as tl  # noqa: E402  # isort: skip
 
 DEVICE = "cuda" if CUDA else "cpu"
+interpreted = pytest.mark.skipif(CUDA, reason="float32 weights do not fit in a multiprocessor; the interpreter checks them")
 # float32 sums in another order than the reference's float64: a few units of 1e-7 times the square root of the terms.
 CLOSE = 2e-5
 
@@ -93,6 +94,7 @@ def test_generator_kernels_agree_with_autograd_in_float64(preset: str, stored: s
         assert relative(p.grad, g) < CLOSE, name
 
 
+@interpreted
 @pytest.mark.parametrize(("nz", "width"), [(5, 24), (100, 200), (128, 256), (33, 130)])
 def test_energy_score_agrees_with_the_closed_form(nz: int, width: int) -> None:
     prior = shaken(EnergyPrior(nz, resolve("svhn", [f"prior.width={width}"]).prior)).to(DEVICE)
@@ -116,6 +118,7 @@ def noise(seed: Tensor, rows: int, steps: int, nz: int) -> Tensor:
     return flat.view(rows, steps + 1, nz).transpose(0, 1)
 
 
+@interpreted
 def test_prior_chain_follows_the_reference_path_with_the_same_noise() -> None:
     prior = shaken(EnergyPrior(12, resolve("svhn", ["prior.width=40"]).prior)).to(DEVICE)
     chain, rows, seed = Chain(6, 0.4), 21, torch.tensor([123456789012345], device=DEVICE)
@@ -140,6 +143,7 @@ def test_the_noise_is_standard_normal_and_differs_between_seeds() -> None:
     assert abs(float((a * b).double().mean())) < 5 / n**0.5
 
 
+@interpreted
 def test_prior_chain_has_the_exact_law_of_a_flat_energy() -> None:
     """With f = 0 every step is z <- (1 - s^2/2) z + s e: after K steps from N(0, 1) the variance is known."""
     prior = EnergyPrior(100, resolve("svhn", ["prior.width=16"]).prior).to(DEVICE)
@@ -156,6 +160,7 @@ def test_prior_chain_has_the_exact_law_of_a_flat_energy() -> None:
     assert abs(float((out * start).double().mean()) - a**k) < 5 * (2 / n) ** 0.5
 
 
+@interpreted
 @pytest.mark.parametrize(
     "settings",
     [[], ["learning.l2=0.1", "learning.clip=0.5"], ["prior.kind=gaussian"], ["prior.depth=3"]],
@@ -243,6 +248,20 @@ def test_bf16_scores_point_where_the_exact_ones_do(preset: str) -> None:
     got = fast_generator.part.sum(0).double()
     assert relative(got, exact) < 0.1
     assert float(torch.cosine_similarity(got.flatten(), exact.flatten(), 0)) > 0.99
+
+
+@gpu
+def test_bf16_prior_chain_stays_near_the_exact_path() -> None:
+    prior = shaken(EnergyPrior(100, resolve("svhn").prior)).to(DEVICE)
+    chain, rows, seed = Chain(10, 0.4), 100, torch.tensor([3], device=DEVICE)
+    out, start = torch.empty(rows, 100, device=DEVICE), torch.empty(rows, 100, device=DEVICE)
+    FastPrior(prior).chain(out, start, seed, chain)
+    e = noise(seed, rows, chain.steps, 100).double()
+    z, reference = e[0], copy.deepcopy(prior).double()
+    with torch.no_grad():
+        for k in range(chain.steps):
+            z = z + 0.08 * reference.score(z) + 0.4 * e[k + 1]
+    assert relative(out, z) < 0.02
 
 
 @gpu

@@ -56,16 +56,23 @@ class FastGenerator:
         return self.rows * self.sides[i] ** 2
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Working copies of the weights in the working precision and in the orders in which the kernels read them."""
+    def refresh(self, beside: AbstractContextManager[Any] | None = None) -> None:
+        """Working copies of the weights in the working precision and in the orders in which the kernels read them.
+
+        Those that only the way back needs are made `beside`, on another stream.
+        """
         last = self.last.weight.permute(0, 2, 3, 1).reshape(-1, self.taps)
-        targets = [self._w_first, self._w_last, self._w_last_turned[: self.taps], *self._w_up]
-        sources = [self.first.weight.permute(0, 2, 3, 1).reshape(self.nz, -1), last, last.t(), *(c.weight.permute(2, 3, 0, 1) for c in self.middle)]
-        for layer, turned, plain, lib in zip(self.middle, self._w_turned, self._w_cudnn, self.by_cudnn, strict=True):
-            targets.append(plain if lib or turned is None else turned)
-            sources.append(layer.weight if lib or turned is None else layer.weight.permute(2, 3, 1, 0))
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
+        with beside or nullcontext():
+            self._w_last_turned[: self.taps].copy_(last.t())
+            for layer, turned, plain in zip(self.middle, self._w_turned, self._w_cudnn, strict=True):
+                if turned is None:
+                    plain.copy_(layer.weight)
+                else:
+                    turned.copy_(layer.weight.permute(2, 3, 1, 0))
+        self._w_first.copy_(self.first.weight.permute(0, 2, 3, 1).reshape(self.nz, -1))
+        for target, layer in zip(self._w_up, self.middle, strict=True):
+            target.copy_(layer.weight.permute(2, 3, 0, 1))
+        self._w_last.copy_(last)
 
     def forward(self, z: Tensor, x: Tensor, scale: float) -> None:
         """Fill h, d = scale (x - x_hat)(1 - x_hat^2) and error, from z[rows, nz] and the stored images x (NCHW)."""
@@ -89,7 +96,7 @@ class FastGenerator:
             x.dtype == torch.uint8, tiles.FOLD_BLOCK,
         )  # fmt: skip
 
-    def backward(self) -> None:
+    def backward(self, to_z: bool = True) -> None:
         """From d back to g[i], the gradients before each activation (g[0] after it, where cuDNN made it), and to part, whose
         sum over dim 0 is the gradient at z."""
         s, ci = self.sides[-1], self.last.in_channels
@@ -100,6 +107,8 @@ class FastGenerator:
         )  # fmt: skip
         for i in reversed(range(len(self.middle))):
             self._up_backward(i)
+        if not to_z:
+            return
         t = self._first_back
         kernels.first_backward[(cdiv(self.rows, t.m), self.split)](
             self.g[0], self.h[0], self._w_first, self.part, self.rows, self.nz, tiles.pad(self.nz), self.n, self.split, self.leak, self._unmasked,
@@ -136,9 +145,11 @@ class FastGenerator:
             for layer, g in zip((*self.middle, self.last), (*self.g[1:], self.d), strict=True):
                 self._bias_gradient(layer.bias, g)
             self._last_weight_gradient()
-        g0 = _masked(self.g[0], self.h[0], self.leak) if self._unmasked else self.g[0]
-        _grad(self.first.weight).permute(0, 2, 3, 1).copy_((z.to(self.dtype).t() @ g0.view(self.rows, -1)).view(self.nz, self.base, self.base, -1))
-        self._bias_gradient(self.first.bias, g0)
+            g0 = _masked(self.g[0], self.h[0], self.leak) if self._unmasked else self.g[0]
+            _grad(self.first.weight).permute(0, 2, 3, 1).copy_(
+                (z.to(self.dtype).t() @ g0.view(self.rows, -1)).view(self.nz, self.base, self.base, -1)
+            )
+            self._bias_gradient(self.first.bias, g0)
         for i, layer in enumerate(self.middle):
             g, h = self.g[i + 1].permute(0, 3, 1, 2), self.h[i].permute(0, 3, 1, 2)
             like = self._w_cudnn[i]  # only its shape and order count
