@@ -53,6 +53,7 @@ class FusedStep:
             self.prior.chain(self.z_neg, self.z0_neg, self.seeds[:1], chains.prior)
         self.third.after_main()
         self.generator.refresh(self.third)
+        self.third.join()
         self.posterior_chain(rows, energy)
         self.beside.after_main()
         with self.beside:
