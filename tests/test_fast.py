@@ -284,7 +284,7 @@ def test_captured_float32_follows_the_eager_reference() -> None:
     fast_model = train(config, device="cuda")
     eager = train(resolve(config, ["engine=reference"]), device="cuda")
     for (name, p), q in zip(fast_model.named_parameters(), eager.parameters(), strict=True):
-        assert relative(p, q) < 1e-3, name
+        assert relative(p, q) < 5e-3, name  # 20 steps of Adam, whose first ones follow the gradient's sign, from sums in another order
 
 
 @gpu

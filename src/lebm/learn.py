@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,6 +45,11 @@ def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, ch
             nn.utils.clip_grad_norm_(list(net.parameters()), learning.clip)
     optimizer.step()
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
+
+
+def float32_convolutions(precision: str) -> AbstractContextManager[None]:
+    """cuDNN rounds float32 inputs to TF32 by default; under `precision: float32` it must not."""
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "float32")
 
 
 def make_optimizer(model: LatentEBM, learning: Learning, capturable: bool = False) -> torch.optim.Adam:

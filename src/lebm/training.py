@@ -22,7 +22,7 @@ from lebm.data import Batches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
 from lebm.generators.image import as_floats, to_pixels
-from lebm.learn import Step, describe, learn_step
+from lebm.learn import Step, describe, float32_convolutions, learn_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM
 from lebm.runs import Run, check_run, start_run
@@ -234,7 +234,8 @@ def choose_engine(state: TrainingState, batches: Batches, say: Callable[[str], N
             say(f"warning: the fast engine is not available, learning goes on with the reference ({e})")
 
     def reference(rows: Tensor) -> Step:
-        return learn_step(state.model, as_floats(rows), state.optimizer, config.chains, config.learning, state.rng)
+        with float32_convolutions(config.precision):
+            return learn_step(state.model, as_floats(rows), state.optimizer, config.chains, config.learning, state.rng)
 
     return reference
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lebm.config import Config
 from lebm.generators import ImageGenerator
 from lebm.generators.image import as_floats
-from lebm.learn import Step, learn_step
+from lebm.learn import Step, float32_convolutions, learn_step
 from lebm.model import LatentEBM
 
 
@@ -35,7 +35,8 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
     config = model.config
 
     def reference(rows: Tensor) -> Step:
-        return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
+        with float32_convolutions(config.precision):
+            return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
 
     try:
         if config.precision != "float32" and isinstance(model.generator, ImageGenerator):

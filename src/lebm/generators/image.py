@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -74,18 +75,20 @@ class ImageGenerator(nn.Module):
         """grad_z log p(x|z) in closed form: the input gradient of a transposed convolution is a strided convolution."""
         *hidden, x_hat = self._forward(z)
         g = (x - x_hat).mul_(1 - x_hat.square()).div_(self.sigma**2)
-        first, *rest = self.convolutions()
-        for layer, h in zip(reversed(rest), reversed(hidden), strict=True):
-            g = _adjoint(layer, g)
-            g = torch.ops.aten.leaky_relu_backward(g, h, self.leak, True)
-        return g.flatten(1) @ first.weight.flatten(1).t()
+        for layer, h in zip(reversed(self.convolutions()[1:]), reversed(hidden), strict=True):
+            g = torch.ops.aten.leaky_relu_backward(_adjoint(layer, g), h, self.leak, True)
+        return g.permute(0, 2, 3, 1).flatten(1) @ self._first_matrix().t()
+
+    def _first_matrix(self) -> Tensor:
+        """The first layer, on a 1x1 map, is a matrix (nz, base x base x channels): the maps then lie channels-last from the start."""
+        return self.convolutions()[0].weight.permute(0, 2, 3, 1).flatten(1)
 
     def _forward(self, z: Tensor) -> list[Tensor]:
-        """What every layer puts out; the first layer, on a 1x1 map, is a matrix product."""
+        """What every layer puts out."""
         first, *rest = self.convolutions()
-        bias = None if first.bias is None else first.bias.repeat_interleave(self.config.base**2)
-        h = F.leaky_relu(F.linear(z, first.weight.flatten(1).t(), bias), self.leak)
-        out = [h.unflatten(1, (-1, self.config.base, self.config.base))]
+        base = self.config.base
+        u = z @ self._first_matrix() if first.bias is None else torch.addmm(first.bias.repeat(base**2), z, self._first_matrix())
+        out = [F.leaky_relu(u, self.leak).view(len(z), base, base, -1).permute(0, 3, 1, 2)]
         for layer in rest[:-1]:
             out.append(F.leaky_relu(_transposed(layer, out[-1]), self.leak))
         out.append(torch.tanh(_transposed(rest[-1], out[-1])))
@@ -105,25 +108,55 @@ class ImageGenerator(nn.Module):
 
 
 def _transposed(layer: nn.ConvTranspose2d, h: Tensor) -> Tensor:
-    """layer(h). With few output channels the CPU's transposed convolution is slow: one matrix product and a fold is 5 times faster."""
+    """layer(h). With few output channels the CPU's transposed convolution is slow: a matrix product and sums by index are faster."""
     if h.device.type != "cpu" or layer.out_channels > 4:
         return layer(h)
-    columns = layer.weight.flatten(1).t() @ h.flatten(2)
-    stride, padding, kernel = int(layer.stride[0]), int(layer.padding[0]), int(layer.kernel_size[0])
-    size = (h.shape[2] - 1) * stride - 2 * padding + kernel
-    out = F.fold(columns, (size, size), kernel, padding=padding, stride=stride)
+    meets, _ = _indices(layer, h.shape[2])
+    columns = h.permute(0, 2, 3, 1).reshape(-1, h.shape[1]) @ layer.weight.flatten(1)  # what each input pixel gives, a column a tap
+    terms = F.pad(columns.view(len(h), -1), (0, 1)).index_select(1, meets).view(len(h), -1, layer.out_channels * _side(layer, h.shape[2]) ** 2)
+    out = terms.sum(1).view(len(h), layer.out_channels, *[_side(layer, h.shape[2])] * 2)
     return out if layer.bias is None else out + layer.bias[:, None, None]
 
 
 def _adjoint(layer: nn.ConvTranspose2d, g: Tensor) -> Tensor:
-    """The gradient at the layer's input: a strided convolution; on a CPU with few channels patches and one matrix product."""
+    """The gradient at the layer's input: a strided convolution; on a CPU with few channels patches by index and one matrix product."""
     if g.device.type != "cpu" or layer.out_channels > 4:
         return F.conv2d(g, layer.weight, stride=layer.stride, padding=layer.padding)
-    stride, padding, kernel = int(layer.stride[0]), int(layer.padding[0]), int(layer.kernel_size[0])
-    patches = F.pad(g, (padding,) * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)  # (n, colour, y, x, ky, kx)
-    n, colours, side = patches.shape[:3]
-    columns = patches.permute(0, 1, 4, 5, 2, 3).reshape(n, colours * kernel**2, side**2)
-    return (layer.weight.flatten(1) @ columns).view(n, -1, side, side)
+    side = (g.shape[2] + 2 * int(layer.padding[0]) - int(layer.kernel_size[0])) // int(layer.stride[0]) + 1
+    _, under = _indices(layer, side)
+    patches = F.pad(g.flatten(1), (0, 1)).index_select(1, under).view(len(g) * side**2, -1)
+    return (patches @ layer.weight.flatten(1).t()).view(len(g), side, side, -1).permute(0, 3, 1, 2)
+
+
+def _side(layer: nn.ConvTranspose2d, side: int) -> int:
+    return (side - 1) * int(layer.stride[0]) - 2 * int(layer.padding[0]) + int(layer.kernel_size[0])
+
+
+def _indices(layer: nn.ConvTranspose2d, side: int) -> tuple[Tensor, Tensor]:
+    return _meeting(side, int(layer.kernel_size[0]), int(layer.stride[0]), int(layer.padding[0]), layer.out_channels)
+
+
+@functools.lru_cache(maxsize=32)
+def _meeting(side: int, kernel: int, stride: int, padding: int, colours: int) -> tuple[Tensor, Tensor]:
+    """Which output value lies under which (input pixel, colour, tap), both ways round; the index past the end stands for zero.
+
+    First: for every output value the terms that meet there, flat in (terms, colour, y, x). Second: for every
+    (input pixel, colour, tap) the output value under it.
+    """
+    big = (side - 1) * stride - 2 * padding + kernel
+    i = torch.arange(side) * stride - padding
+    t = torch.arange(kernel)
+    y = (i[:, None] + t).view(side, 1, 1, kernel, 1).expand(side, side, colours, kernel, kernel)
+    x = (i[:, None] + t).view(1, side, 1, 1, kernel).expand(side, side, colours, kernel, kernel)
+    c = torch.arange(colours).view(1, 1, colours, 1, 1)
+    inside = (y >= 0) & (y < big) & (x >= 0) & (x < big)
+    under = torch.where(inside, (c * big + y) * big + x, colours * big * big).flatten()
+    order = under.argsort(stable=True)[: int(inside.sum())]
+    target = under[order]
+    rank = torch.arange(len(order)) - torch.searchsorted(target, target)  # the how-manieth term of its output value
+    meets = torch.full((int(rank.max()) + 1, colours * big * big), under.numel())
+    meets[rank, target] = order
+    return meets.flatten(), under
 
 
 def as_tensor(x: np.ndarray | Tensor) -> Tensor:
