@@ -89,9 +89,9 @@ def code_version() -> str:
 
 
 def command() -> str:
-    """How the program was called."""
+    """How the program was called. Of an absolute path only the name is kept: the rest is one machine's own."""
     name = Path(sys.argv[0]).name
-    return shlex.join(["lebm" if name in ("lebm", "__main__.py") else name, *sys.argv[1:]])
+    return shlex.join(["lebm" if name in ("lebm", "__main__.py") else name, *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])])
 
 
 def device_name(device: torch.device) -> str:

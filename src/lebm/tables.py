@@ -256,7 +256,8 @@ def pictures(results: Results, root: Path, to_docs: str, everything: bool) -> st
             continue
         lines = []
         if (root / "docs" / "figures" / f"{e}-samples.png").is_file():
-            lines.append(f"![Samples of {e}]({to_docs}figures/{e}-samples.png)\n\n*Samples of `{e}` from its learned prior ({data_label(r)}).*")
+            prior = "N(0, I)" if r["config"]["prior"]["kind"] == "gaussian" else "its learned prior"
+            lines.append(f"![Samples of {e}]({to_docs}figures/{e}-samples.png)\n\n*Samples of `{e}` from {prior} ({data_label(r)}).*")
         if everything and r["data"]["name"] in SHOWS_ORIGINALS and (root / "docs" / "figures" / f"{e}-reconstructions.png").is_file():
             lines.append(
                 f"![Reconstructions by {e}]({to_docs}figures/{e}-reconstructions.png)\n\n*Test images of `{e}`, each above its reconstruction.*"
