@@ -1,6 +1,7 @@
 """Pictures: exact geometry for the grids, and charts that show what the rows hold and no more."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_save_names_the_endings_it_knows(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = figures.save(figures.grid(numbered(1)), tmp_path / "a.png")
     before = path.read_bytes()
-    monkeypatch.setattr(figures.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         figures.save(figures.grid(numbered(2)), path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.png"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from lebm import checkpoint
 from lebm.errors import DataError, UserError
 
 WIDEST = 800  # pixels: small images are enlarged up to this width of the whole grid
@@ -255,7 +255,8 @@ def save(picture: Image.Image | Figure, path: str | Path) -> Path:
     endings = (".png",) if isinstance(picture, Image.Image) else (".png", ".svg")
     if path.suffix.lower() not in endings:
         raise UserError(f"cannot save {path.name!r}: a {'grid' if len(endings) == 1 else 'chart'} is written as {' or '.join(endings)}")
-    return write_whole(path, svg(picture) if path.suffix.lower() == ".svg" and isinstance(picture, Figure) else png(picture))
+    checkpoint.write_atomic(path, svg(picture) if path.suffix.lower() == ".svg" and isinstance(picture, Figure) else png(picture))
+    return path
 
 
 def png(picture: Image.Image | Figure) -> bytes:
@@ -277,15 +278,3 @@ def svg(figure: Figure) -> bytes:
     dark = f":root{{color:{INK_ON_DARK}}}[style*='stroke: {BLUE}']{{stroke:{SKY}!important}}[style*='fill: {BLUE}']{{fill:{SKY}!important}}"
     style = f":root{{color-scheme:light dark;color:{INK}}}@media(prefers-color-scheme:dark){{{dark}}}"
     return text.replace("<defs>", f"<style>{style}</style>\n <defs>", 1).encode()
-
-
-def write_whole(path: Path, data: bytes) -> Path:
-    """Write beside the target, then rename: a reader never meets half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from lebm import figures
+from lebm import checkpoint
 from lebm.report import sections
 from lebm.report.folder import read
 
@@ -33,7 +33,9 @@ def write(run: str | Path) -> Path:
         style=_package_text("style.css"),
         body="\n".join(part for part in (section(folder) for section in SECTIONS) if part),
     )
-    return figures.write_whole(folder.path / "report.html", page.encode())
+    path = folder.path / "report.html"
+    checkpoint.write_atomic(path, page)
+    return path
 
 
 def _package_text(name: str) -> str:
