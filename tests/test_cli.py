@@ -516,6 +516,8 @@ def test_score(ok, trained, pictures):
     assert named == pytest.approx({f"{'more/' if i > 4 else ''}{9 - i}.png": s for i, s in enumerate(scores)}, rel=1e-5)
     ok("score", trained, "-i", pictures / "7.png", "-i", pictures / "9.png", "--out", "d.csv")
     assert [(r["index"], r["file"]) for r in read_csv("d.csv")] == [("0", "7.png"), ("1", "9.png")], "in the order given"
+    ok("score", trained, "--input", pictures / "7.png", pictures / "9.png", "--out", "e.csv")  # as a shell writes *.png
+    assert read_csv("e.csv") == read_csv("d.csv")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ class Split(StrEnum):
 
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
-InputOpt = Annotated[list[Path], typer.Option("--input", "-i", help="Image files, a folder, or one .npy/.npz file; may be repeated.")]
+InputOpt = Annotated[list[Path], typer.Option("--input", "-i", help="Image files, a folder, or one .npy/.npz file.")]
+MoreArg = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[INPUT]")]  # so that --input takes what a shell makes of *.png
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DataOpt = Annotated[Path | None, typer.Option(help="The data folder; otherwise the environment variable LEBM_DATA.")]
 SeedOpt = Annotated[int, typer.Option(min=0, help="Seed of the noise.")]
@@ -154,10 +155,11 @@ def reconstruct(
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
+    more: MoreArg = None,
 ) -> None:
     """Infer z for every image and generate it again."""
     _check_target("--out", to, ".png", ".npz")
-    model, rows, _ = _model_and_inputs(run, inputs, device)
+    model, rows, _ = _model_and_inputs(run, [*inputs, *(more or [])], device)
     x = as_floats(rows)
     with progress_bar(console, "inferring") as update:
         z = model.infer(x, seed, steps, progress=update)
@@ -179,10 +181,11 @@ def score(
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
+    more: MoreArg = None,
 ) -> None:
     """Score every image: minus the unnormalised log-posterior at an inferred z; higher is more anomalous."""
     _check_target("--out", to, ".csv")
-    model, rows, names = _model_and_inputs(run, inputs, device)
+    model, rows, names = _model_and_inputs(run, [*inputs, *(more or [])], device)
     with progress_bar(console, "scoring") as update:
         scores = model.anomaly_score(as_floats(rows), seed, steps, update).tolist()
     table = sorted(enumerate(scores), key=lambda row: -row[1]) if sort else list(enumerate(scores))
