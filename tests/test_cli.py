@@ -671,7 +671,7 @@ def test_evaluate(ok, run, tmp_path):
     summary = json.loads((run / "metrics.json").read_text())
     assert tuple(summary) == KEYS and summary == json.loads((tmp_path / "results" / "tiny.json").read_text())
     assert set(summary["metrics"]) == {"frechet", "frechet_gaussian", "mse", "mse_100"}
-    assert summary["command"] == f"lebm evaluate {run} --samples 50 --result results/tiny.json --seed 2"
+    assert summary["command"] == f"lebm evaluate {run.name} --samples 50 --result results/tiny.json --seed 2"
     assert (summary["seed"], summary["steps"], summary["experiment"]) == (2, 6, "digits")
     assert all(f"{k}" in said.out and f"{v:.4f}" in said.out for k, v in summary["metrics"].items())
     assert said.out.splitlines()[-1] == f"report: {run / 'report.html'}"

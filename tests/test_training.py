@@ -130,7 +130,8 @@ def test_the_average_is_what_is_kept(tmp_path):
 
 
 def test_rates_decay_once_an_epoch():
-    state = training.TrainingState(tiny("learning.decay=0.5"), LatentEBM(tiny()), torch.device("cpu"))
+    rates = ("learning.prior_rate=1e-4", "learning.generator_rate=1e-3")
+    state = training.TrainingState(tiny("learning.decay=0.5", *rates), LatentEBM(tiny()), torch.device("cpu"))
     state.set_rates(3)
     assert [g["lr"] for g in state.optimizer.param_groups] == pytest.approx([1e-4 / 8, 1e-3 / 8])
 
