@@ -467,3 +467,35 @@ def test_every_preset_learns_on_noise_of_its_shape(preset, extra):
     g = config.generator
     assert model.sample(2).shape == (2, g.channels, g.size, g.size)
     assert torch.isfinite(weights(model)).all()
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_model_learns_on_one_thread_and_a_larger_one_on_all():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with training.fitting_threads(LatentEBM(tiny())):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with training.fitting_threads(LatentEBM(resolve("mnist"))):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(ZeroDivisionError), training.fitting_threads(LatentEBM(tiny())):
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_two_processes_do_not_share_a_run(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    lebm.train(tiny("training.steps=1"), run=tmp_path / "run")
+    fd = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as another process would hold it
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(CheckpointError, match="another process is training"):
+        lebm.train(tiny("training.steps=2"), run=tmp_path / "run", resume=True)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    os.close(fd)
+    lebm.train(tiny("training.steps=2"), run=tmp_path / "run", resume=True)

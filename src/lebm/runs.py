@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not a Unix system
+    fcntl = None  # type: ignore[assignment]
 
 from lebm import checkpoint
 from lebm.config import Config, merge, resolve
@@ -66,12 +74,34 @@ def check_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
     return run, config
 
 
-def start_run(run: Run, config: Config) -> None:
-    """Make the folder, remove what a kill left half-written, and put the config there."""
+@contextmanager
+def started(run: Run, config: Config) -> Iterator[None]:
+    """Make the folder, remove what a kill left half-written, put the config there, and keep other processes out meanwhile."""
     run.path.mkdir(parents=True, exist_ok=True)
-    checkpoint.sweep(run.path)
-    checkpoint.sweep(run.checkpoints)
-    checkpoint.write_atomic(run.config_file, config.to_yaml())
+    with _alone(run.path):
+        checkpoint.sweep(run.path)
+        checkpoint.sweep(run.checkpoints)
+        checkpoint.write_atomic(run.config_file, config.to_yaml())
+        yield
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """A lock on the folder itself: it leaves no file behind and ends with the process, however that ends."""
+    if fcntl is None:
+        yield
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process is training in {path}; wait for it, stop it, or choose another --run") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(fd)
 
 
 def _continued(old: Config, new: Config, path: Path) -> Config:

@@ -7,7 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lebm.generators.image import as_floats, to_pixels
 from lebm.learn import Step, describe, float32_convolutions, learn_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM
-from lebm.runs import Run, check_run, start_run
+from lebm.runs import Run, check_run, started
 from lebm.state import TrainingState
 
 # Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
@@ -69,8 +69,7 @@ def train(
     batches = Batches(rows, config.training.batch, config.seed, where)
     if folder is not None:
         state.resume_from(folder)
-        start_run(folder, config)  # only now: what fails before leaves nothing behind
-    with fitting_threads(net):
+    with started(folder, config) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
         Loop(state, batches, folder, max_seconds, console, data_dir).run()
     return state.exported().eval()
 
