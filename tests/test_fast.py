@@ -221,6 +221,14 @@ def test_a_failing_engine_falls_back_to_the_reference_with_one_warning(monkeypat
     assert len(said) == 1 and "Triton" in said[0]
 
 
+def test_asking_for_bfloat16_where_there_is_none_is_said() -> None:
+    config = small("digits", "chains.prior.steps=1", "chains.posterior.steps=1", "precision=bfloat16")
+    said: list[str] = []
+    batches = Batches(images(config, 8).cpu(), 4, 1)
+    choose_engine(TrainingState(config, LatentEBM(config), torch.device("cpu")), batches, said.append)
+    assert len(said) == 1 and "float32" in said[0]
+
+
 def test_the_reference_can_be_forced_and_a_cpu_always_gets_it() -> None:
     config = resolve("svhn")
     assert fast.wanted(config, torch.device("cuda")) and not fast.wanted(config, torch.device("cpu"))

@@ -231,6 +231,8 @@ def choose_engine(state: TrainingState, batches: Batches, say: Callable[[str], N
             return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step))
         except fast.Unavailable as e:
             say(f"warning: the fast engine is not available, learning goes on with the reference ({e})")
+    if config.precision == "bfloat16":
+        say("warning: precision bfloat16 needs the fast engine, which needs CUDA; this run computes in float32")
 
     def reference(rows: Tensor) -> Step:
         with float32_convolutions(config.precision):
