@@ -161,6 +161,7 @@ def test_presets(ok, refused, tmp_path):
 
 def test_data_says_where_or_how(ok, tmp_path, monkeypatch):
     alone = ok("data").out
+    assert "73,257 training" in alone and "non-commercial use only" in alone
     assert "no data folder" in alone and "digits: found in" in alone and "mnist: not found" in alone
     assert "http://ufldl.stanford.edu/housenumbers/" in alone, "an address is not cut"
     raw = tmp_path / "my data" / "MNIST" / "raw"

@@ -249,3 +249,23 @@ def test_an_own_generator_is_asked_for_again(tmp_path):
     assert torch.equal(load(path, generator=Plain(ImageGenerator(4, CONFIG.generator))).sample(3), own.sample(3))
     with pytest.raises(CheckpointError, match="does not fit this model"):
         load(path, generator=Plain(ImageGenerator(4, resolve("digits", ["generator.ngf=2"]).generator)))
+
+
+def test_bytes_mean_the_same_to_an_own_generator_in_learning_and_inference():
+    """Learning reads stored bytes as floats in [-1, 1]; without an as_input of its own a generator must be asked the same way."""
+
+    class Line(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(5, 16))
+
+        def decode(self, z):
+            return z @ self.w.t()
+
+        def log_prob(self, x, z):
+            return -(x - self.decode(z)).square().sum(1)
+
+    model = LatentEBM(resolve("digits"), Line())
+    pixels = np.array([[0, 255, 0, 255, 51]], np.uint8)
+    torch.testing.assert_close(model.as_input(pixels), torch.tensor([[-1.0, 1.0, -1.0, 1.0, -0.6]]))
+    torch.testing.assert_close(model.anomaly_score(pixels), model.anomaly_score(pixels / np.float32(127.5) - 1))

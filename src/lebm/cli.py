@@ -300,6 +300,7 @@ def data(data_dir: DataOpt = None) -> None:
     for name, dataset in DATASETS.items():
         found = dataset.find(folder)
         print(f"{name}: found in {found}" if found else f"{name}: not found\n    {dataset.how}")
+        print(f"    {dataset.description}. Licence: {dataset.licence}")
 
 
 # --- helpers ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from lebm import checkpoint
 from lebm.config import Chain, Config, from_dict
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import GENERATORS
-from lebm.generators.image import as_tensor
+from lebm.generators.image import as_floats, as_tensor
 from lebm.prior import PRIORS
 from lebm.rng import stream
 from lebm.sampler import langevin
@@ -113,7 +113,7 @@ class LatentEBM(nn.Module):
         if x.ndim == 0 or len(x) == 0:
             raise DataError("the input has no rows; give at least one")
         check = getattr(self.generator, "as_input", None)
-        t: Tensor = check(x) if check else as_tensor(x)
+        t: Tensor = check(x) if check else as_floats(as_tensor(x))  # as training reads stored bytes
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise DataError("the input contains NaN or infinity; remove or mend such rows")
         kind = next((p.dtype for p in self.parameters()), t.dtype)
