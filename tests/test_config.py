@@ -67,7 +67,7 @@ def test_preset_under_file_under_set(write):
     c = resolve(file, ["nz=20", "learning.prior_rate=2e-5"])
     assert (c.experiment, c.nz) == ("mine", 20)
     assert c.chains.prior == Chain(30, 0.4)  # the file's K0, the preset's step
-    assert c.data.name == "svhn" and c.learning.decay == 0.998  # from the preset
+    assert c.data.name == "svhn" and c.generator.widths == (8, 4, 2)  # from the preset
     assert c.training.steps == 7 and c.training.batch == 100
 
 

@@ -1,6 +1,7 @@
 """LatentEBM: what a person calls, against the definitions written out."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import torch
 from torch import nn
 
 import lebm.model
+from lebm.checkpoint import load_tensors
 from lebm.config import Config, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators.image import ImageGenerator
-from lebm.model import LatentEBM, load
+from lebm.model import LatentEBM, export, load
 from lebm.rng import stream
 
 SETTINGS = [
@@ -269,3 +271,39 @@ def test_bytes_mean_the_same_to_an_own_generator_in_learning_and_inference():
     pixels = np.array([[0, 255, 0, 255, 51]], np.uint8)
     torch.testing.assert_close(model.as_input(pixels), torch.tensor([[-1.0, 1.0, -1.0, 1.0, -0.6]]))
     torch.testing.assert_close(model.anomaly_score(pixels), model.anomaly_score(pixels / np.float32(127.5) - 1))
+
+
+@pytest.mark.parametrize(("precision", "unit"), [("float32", 0.0), ("float16", 2**-11), ("bfloat16", 2**-8)])
+def test_an_exported_model_is_the_same_up_to_rounding(tmp_path, precision, unit):
+    model = LatentEBM(resolve("digits"))
+    model.save(tmp_path / "a.safetensors", {"step": 12})
+    export(tmp_path / "a.safetensors", tmp_path / "b.safetensors", precision)
+    back = load(tmp_path / "b.safetensors")
+    for p, q in zip(model.parameters(), back.parameters(), strict=True):
+        assert q.dtype is torch.float32
+        assert bool(((p - q).abs() <= unit * p.abs() + 1e-7).all())
+    assert load_tensors(tmp_path / "b.safetensors")[1]["step"] == 12
+    size = [(tmp_path / f"{n}.safetensors").stat().st_size for n in "ab"]
+    assert size[1] < 0.6 * size[0] or precision == "float32"
+
+
+def test_weights_too_large_for_a_precision_are_not_exported(tmp_path):
+    model = LatentEBM(resolve("digits"))
+    with torch.no_grad():
+        next(model.prior.parameters())[0] = 1e6
+    model.save(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match="float16 cannot.*float32"):
+        export(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "float16")
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_the_model_that_travels_with_the_repository_draws_house_numbers():
+    """Natural images of this set: grey on average, and neighbouring pixels nearly equal; an untrained generator gives neither."""
+    file = Path(__file__).parents[1] / "models" / "svhn.safetensors"
+    model = load(file)
+    assert load_tensors(file)[1]["step"] == 70_000 and model.config.experiment == "svhn"
+    assert file.stat().st_size < 20 << 20
+    x = model.sample(16)
+    assert x.shape == (16, 3, 32, 32) and float(x.std()) > 0.2
+    roughness = lambda x: float((x[..., 1:] - x[..., :-1]).square().mean() / x.var())  # noqa: E731
+    assert roughness(x) < 0.2 < roughness(LatentEBM(model.config).sample(16))

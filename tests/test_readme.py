@@ -45,9 +45,10 @@ def lebm_commands():
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty working folder with a few pictures."""
+    """An empty working folder with a few pictures and the repository's models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LEBM_DATA", raising=False)
+    Path("models").symlink_to(ROOT / "models")
     Path("pictures").mkdir()
     rng = np.random.default_rng(0)
     for i in range(3):

@@ -30,6 +30,7 @@ from lebm.evaluate import evaluate_all as evaluate_runs
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.model import LatentEBM, load
+from lebm.model import export as export_model
 from lebm.runs import check_run, default_folder, latest_folder
 from lebm.training import pick_device
 from lebm.training import train as train_model
@@ -55,6 +56,12 @@ class Split(StrEnum):
     train = "train"
     test = "test"
     validation = "validation"
+
+
+class Precision(StrEnum):
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
 
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
@@ -221,6 +228,18 @@ def evaluate(
     if split is not Split.validation:
         for run in runs:
             print(f"report: {(run / 'report.html').resolve()}")
+
+
+@app.command()
+def export(
+    run: RunArg,
+    to: Annotated[Path, typer.Option("--out", help="FILE.safetensors")],
+    precision: Annotated[Precision, typer.Option(help="Of the weights in the file.")] = Precision.float16,
+) -> None:
+    """Write a trained model alone as one small file: for `lebm sample`, `reconstruct`, `score` and `lebm.load` elsewhere."""
+    _check_target("--out", to, ".safetensors")
+    export_model(run, to, precision.value)
+    say(f"{to}: {to.stat().st_size / 2**20:.1f} MiB")
 
 
 @app.command()

@@ -129,16 +129,7 @@ class LatentEBM(nn.Module):
 
 def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator: nn.Module | None = None) -> LatentEBM:
     """A model from a run folder or a .safetensors file. A run with your own generator wants it again: `generator=`."""
-    path = Path(run_or_file)
-    if path.is_dir():
-        if not (path / "config.yaml").is_file():
-            raise CheckpointError(f"{path} is not a run folder (it has no config.yaml); give the folder that `lebm train` made")
-        if not (path / "model.safetensors").is_file():
-            raise CheckpointError(f"{path} has no model.safetensors yet; let `lebm train {path} --resume` reach its first checkpoint")
-        path = path / "model.safetensors"
-    tensors, meta = checkpoint.load_tensors(path)
-    if not isinstance(meta.get("config"), dict):
-        raise CheckpointError(f"{path} carries no lebm config; it is not a model that lebm saved")
+    tensors, meta, path = _read(Path(run_or_file))
     try:
         config = from_dict(meta["config"])
     except ConfigError as e:
@@ -148,6 +139,30 @@ def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator:
     model = LatentEBM(config, generator)
     restore(model, tensors, path)
     return model.to(device).eval()
+
+
+def export(run_or_file: str | Path, to: str | Path, precision: str = "float16") -> None:
+    """The model alone as one small file, its weights rounded to `precision`; lebm.load reads it like any other."""
+    tensors, meta, path = _read(Path(run_or_file))
+    rounded = {k: t.to(getattr(torch, precision)) if t.is_floating_point() else t for k, t in tensors.items()}
+    for name, t in rounded.items():
+        if not bool(torch.isfinite(t.float()).all()):
+            raise CheckpointError(f"{name} of {path} holds numbers that {precision} cannot; export it as float32")
+    checkpoint.save_tensors(Path(to), rounded, {**meta, "precision": precision})
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """Weights, what is noted beside them, and the file they lie in."""
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise CheckpointError(f"{path} is not a run folder (it has no config.yaml); give the folder that `lebm train` made")
+        if not (path / "model.safetensors").is_file():
+            raise CheckpointError(f"{path} has no model.safetensors yet; let `lebm train {path} --resume` reach its first checkpoint")
+        path = path / "model.safetensors"
+    tensors, meta = checkpoint.load_tensors(path)
+    if not isinstance(meta.get("config"), dict):
+        raise CheckpointError(f"{path} carries no lebm config; it is not a model that lebm saved")
+    return tensors, meta, path
 
 
 def restore(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
