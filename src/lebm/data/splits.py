@@ -16,6 +16,7 @@ from lebm.errors import DataError
 
 Progress = Callable[[int, int], None]  # (done, total)
 GIB = 1 << 30
+FETCHED = ("svhn", "cifar10", "mnist")  # what `lebm fetch` can download
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def found(name: str, how: str, place: Path | None, root: Path | None) -> Path:
         where = "no data folder is given (data_dir, or the environment variable LEBM_DATA)"
     else:
         where = f"it is not under {root}" if root.is_dir() else f"the data folder {root} does not exist"
-    raise DataError(f"{name} cannot be read because {where}: {how}")
+    fetch = f"`lebm fetch {name}` downloads it, or " if name in FETCHED else ""
+    raise DataError(f"{name} cannot be read because {where}: {fetch}{how}")
 
 
 def first_folder(root: Path | None, places: tuple[str, ...], complete: Callable[[Path], bool]) -> Path | None:
