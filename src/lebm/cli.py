@@ -93,8 +93,8 @@ def train(
     if dry_run:
         print(config.to_yaml(), end="")
         model = LatentEBM(config)
-        counts = {name: sum(p.numel() for p in net.parameters()) for name, net in (("prior", model.prior), ("generator", model.generator))}
-        say(f"parameters: prior {counts['prior']:,}, generator {counts['generator']:,}; device {pick_device(device.value)}")
+        counts = (f"{name} {sum(p.numel() for p in net.parameters()):,}" for name, net in model.networks().items())
+        say(f"parameters: {', '.join(counts)}; device {pick_device(device.value)}")
         return
     if run is None:
         here = Path(source) / "config.yaml"
