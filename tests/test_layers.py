@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "tables": {"results", "checkpoint"},
     "training": ANY,
     "evaluate": ANY,
+    "speed": ANY,
     "compare": ANY,
     "detector": ANY,
     "figures": ANY,

@@ -77,9 +77,7 @@ class LatentEBM(nn.Module):
         return torch.cat([self.decode(z).cpu() for z in self.sample_z(n, seed, steps, progress, by)])
 
     @torch.no_grad()
-    def sample_z(
-        self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None
-    ) -> Iterator[Tensor]:
+    def sample_z(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Iterator[Tensor]:
         """Latent draws from the prior, chunk by chunk, on the model's device. The first n of a seed are always the same."""
         if n < 1:
             raise DataError(f"the number of samples is {n}; it must be at least 1")

@@ -34,7 +34,8 @@ TEACH = {"amortised": follow, "flow": follow, "warm": imitate}
 def make_inference(config: Config, generator: nn.Module, own: bool) -> Fresh:
     """The posterior's way: q_phi(z|x) is asked for, or the paper's noise."""
     by = config.draw.posterior
-    return Proposed(make_encoder(config, generator, own), TEACH[by]) if by in TEACH else Fresh()
+    teach = follow if by == "warm" and config.encoder.teach == "follow" else TEACH.get(by)
+    return Proposed(make_encoder(config, generator, own), teach) if teach else Fresh()
 
 
 def make_synthesis(config: Config) -> Fresh:
