@@ -107,8 +107,8 @@ def evaluate(
     _check(run, metrics, samples, split, limit)
     model = load(run, pick_device(device))
     refuse_handed_in(model.config)
-    for kind, by in (("prior", prior_by), ("posterior", posterior_by)):
-        model.drawing(kind, by, None if by in (None, *ALONE) else 1)  # what it cannot draw by is said at once
+    model.drawing("prior", prior_by)  # what it cannot draw by is said at once
+    model.drawing("posterior", posterior_by, None if posterior_by in (None, *ALONE) else 100)
     root = data_root(data_dir)
     chosen = metrics or fitting(model, features is not None or (root is not None and (root / FILE).is_file()))
     if features is None and {"fid", "fid_gaussian"} & set(chosen):

@@ -68,7 +68,8 @@ class ImageNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = F.leaky_relu(layer(x), self.leak)
-        return self.head(x.flatten(1)).float() if x.dtype == torch.bfloat16 else self.head(x.flatten(1))
+        with torch.autocast(x.device.type, enabled=False):  # z is float32, whatever the maps are
+            return self.head(x.flatten(1).to(self.head.weight.dtype))
 
 
 class FlatNet(nn.Module):
