@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from test_fast import CLOSE, DEVICE, gpu, images, interpreted, noise, relative, shaken, small  # first: it asks for the interpreter
 
 from lebm.config import resolve
