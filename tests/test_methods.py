@@ -238,7 +238,7 @@ def test_a_flow_learns_a_tilted_density(teach):
             terms = hills.log_prob(z) - way.q.log_prob(z)
         start = normal(n, 2)
         assert (log_normal(start) - hills.log_prob(start)).mean() > 0.5 if teach is follow else True
-    print(f'KL {terms.mean():.4f}')
+    print(f"KL {terms.mean():.4f}")
     assert terms.mean() < 0.02 + 5 * terms.std() / math.sqrt(n)
     assert terms.mean() > -5 * terms.std() / math.sqrt(n)  # a divergence: log_prob is normalised
     assert abs((z[:, 0] > 0).double().mean() - 0.5) < 0.05
