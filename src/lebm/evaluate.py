@@ -279,7 +279,7 @@ def mse(ev: Evaluation) -> Numbers:
         images=f"{'the last' if choosing else 'all' if len(rows) == len(ev.test) else 'the first'} {len(rows)} {what}",
         by=by,
         chain="none" if by in ALONE else "one a row from " + ("the encoder's proposal" if by == "warm" else "N(0, I)") + ", noise on",
-        chain_steps=[chain.steps if steps is None else steps for steps in lengths.values()],
+        chain_steps=[ev.model.drawing("posterior", by, steps).chain.steps for steps in lengths.values()],
         step_size=chain.step_size,
         precision=precision(ev.model.device),
     )
