@@ -51,6 +51,12 @@ def test_models_from_before_the_ways_load(runs, tmp_path):
     assert not [k for k in tensors if k.startswith(("inference", "synthesis"))]
 
 
+def test_going_on_with_a_model_needs_its_ways(runs):
+    model = lebm.load(runs / "paper")
+    with pytest.raises(ConfigError, match="the model has draw = .*langevin.*the configuration .*warm"):
+        lebm.train(resolve("digits", [*TINY, "draw.posterior=warm"]), model=model, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "frechet", "mse"),
     [

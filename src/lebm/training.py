@@ -100,7 +100,7 @@ def pick_device(name: str) -> torch.device:
 
 def _build(config: Config, model: nn.Module | None) -> LatentEBM:
     if isinstance(model, LatentEBM):
-        for part in ("nz", "prior") if model.own_generator else ("nz", "prior", "generator"):
+        for part in ("nz", "prior", "draw", "encoder", "flow", *(() if model.own_generator else ("generator",))):
             mine, asked = getattr(model.config, part), getattr(config, part)
             if mine != asked:
                 raise ConfigError(f"the model has {part} = {mine}, the configuration {asked}; make them equal")

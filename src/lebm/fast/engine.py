@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lebm.config import Config
 from lebm.fast import chain_kernels as kernels
-from lebm.fast.image import FastGenerator
+from lebm.fast.image import FastGenerator, fastest
 from lebm.fast.prior import FastPrior, PlainPrior, fits
 from lebm.generators import ImageGenerator
 from lebm.generators.image import as_floats
@@ -137,10 +137,12 @@ class FusedStep:
         self.generator.backward()
         return self.generator.part.sum(0) + self.grad_f - z
 
-    def working_precision(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def working_precision(self) -> Iterator[None]:
         """For the encoder; without autocast's cache of cast weights, which would outlive a captured iteration."""
         half = self.dtype is not torch.float32
-        return torch.autocast(self.z_pos.device.type, dtype=self.dtype, cache_enabled=False) if half else nullcontext()
+        with fastest(), torch.autocast(self.z_pos.device.type, dtype=self.dtype, cache_enabled=False) if half else nullcontext():
+            yield
 
     def energy_gradients(self) -> tuple[Tensor, Tensor]:
         """.grad of the energy network for f_neg - f_pos (equation 10) and the L2 term, where there is one."""

@@ -56,7 +56,7 @@ class ImageNet(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         g, width = config.generator, config.encoder.width
-        self.leak = g.leak
+        self.leak, self.side = g.leak, g.size
         widths = [w * width for w in reversed(g.widths or default_widths(hidden_layers(g)))]
         first = nn.Conv2d(g.channels, widths[0], *((4, 2, 1) if g.last == "up" else (3, 1, 1)))
         self.layers = nn.ModuleList([first, *(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths))])
@@ -70,6 +70,14 @@ class ImageNet(nn.Module):
             x = F.leaky_relu(layer(x), self.leak)
         with torch.autocast(x.device.type, enabled=False):  # z is float32, whatever the maps are
             return self.head(x.flatten(1).to(self.head.weight.dtype))
+
+    def flops(self, rows: int) -> float:
+        """Multiply-adds, times two, of one forward pass."""
+        total, side = 2.0 * self.head.weight.numel(), self.side
+        for layer in self.layers:
+            side //= int(layer.stride[0])  # type: ignore[index]
+            total += 2.0 * side**2 * layer.weight.numel()  # type: ignore[operator]
+        return rows * total
 
 
 class FlatNet(nn.Module):

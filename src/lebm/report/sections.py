@@ -81,7 +81,8 @@ def reconstructions(folder: Folder) -> str:
     if not image:
         return section("reconstructions", "Test reconstructions", note("No reconstructions yet: evaluate the run to draw them."))
     way = {"amortised": "the encoder finds z", "warm": "the encoder proposes z, a short chain refines it"}
-    how = way.get(str(folder.setting("draw.posterior")), "a posterior chain finds z")
+    by = flatten(folder.result.get("protocol")).get("mse.by", folder.setting("draw.posterior"))  # the run's own, or what it was measured by
+    how = way.get(str(by), "a posterior chain finds z")
     words = f"Images the model never saw in learning, each above its reconstruction: {how}, the generator draws it again."
     alt = "Rows of test images, each with its reconstruction beneath"
     body = picture(image, alt, "Original above, reconstruction beneath", "", score("Mean squared error a pixel", mse))
