@@ -62,6 +62,14 @@ def test_the_flow_descends_its_divergence_from_the_prior():
     assert expected.norm() > 1e-2 and all(p.grad is None for p in model.prior.parameters())
 
 
+def test_gradients_lie_in_memory_as_their_parameters_do():
+    model, x = tiny("draw.posterior=warm"), images()
+    model.inference.to(memory_format=torch.channels_last)
+    model.inference.learn(normal(10, 4), normal(10, 4), None, x)
+    assert all(p.grad.stride() == p.stride() for p in model.inference.parameters())
+    assert any(not p.is_contiguous() for p in model.inference.parameters())
+
+
 @pytest.mark.parametrize("settings", [["draw.posterior=warm"], ["draw.prior=warm"], ["draw.posterior=warm", "draw.prior=warm"]])
 def test_a_warm_network_learns_the_likelihood_of_the_refined_z(settings):
     model, x = tiny(*settings), images()

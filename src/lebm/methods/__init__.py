@@ -75,7 +75,8 @@ class Proposed(Fresh):
             loss = self.teach(self.q, e, z, score, x)  # type: ignore[arg-type]
             params = list(self.q.parameters())
             for p, g in zip(params, torch.autograd.grad(loss, params, materialize_grads=True), strict=True):
-                p.grad = g
+                # In the memory order of its parameter, as backward() would leave it: fused updates walk both side by side.
+                p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
     def describe(self, z0: Tensor, z: Tensor, x: Tensor | None = None) -> dict[str, Tensor]:
         return {"log_q": self.q.log_prob(z, x).mean(), **self.q.describe(z0, x)}  # type: ignore[operator]
