@@ -63,7 +63,7 @@ def test_the_flow_descends_its_divergence_from_the_prior():
 
 
 def test_gradients_lie_in_memory_as_their_parameters_do():
-    model, x = tiny("draw.posterior=warm"), images()
+    model, x = tiny("draw.posterior=warm", "generator.size=16", "generator.widths=[2, 1]"), normal(10, 1, 16, 16)
     model.inference.to(memory_format=torch.channels_last)
     model.inference.learn(normal(10, 4), normal(10, 4), None, x)
     assert all(p.grad.stride() == p.stride() for p in model.inference.parameters())
