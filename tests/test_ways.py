@@ -40,6 +40,26 @@ def test_a_saved_model_draws_what_the_learned_one_drew(tmp_path, name):
     assert set(checkpoint.load_tensors(tmp_path / "run" / "model.safetensors")[0]) == set(model.state_dict())
 
 
+def test_a_generator_of_your_own_gets_an_encoder_for_its_shape(tmp_path):
+    class Line(torch.nn.Module):
+        shape = (3,)
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def decode(self, z):
+            return self.layer(z)
+
+        def log_prob(self, x, z):
+            return -(x - self.decode(z)).square().sum(1)
+
+    x = torch.randn(40, 3)
+    model = lebm.train(resolve("digits", [*TINY, *MODES["warm"]]), x, Line(), run=tmp_path / "run", device="cpu")
+    again = lebm.load(tmp_path / "run", generator=Line())
+    assert torch.equal(model.infer(x), again.infer(x)) and not torch.equal(model.infer(x), model.infer(x, by="amortised"))
+
+
 def test_models_from_before_the_ways_load(runs, tmp_path):
     tensors, meta = checkpoint.load_tensors(runs / "paper" / "model.safetensors")
     for key in ("draw", "encoder", "flow"):
