@@ -282,6 +282,16 @@ def test_any_bytes_are_refused(tmp_path_factory, content, framed):
     refused(lambda: load(path), path)
 
 
+def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path):
+    """0x80 is a pickle's first byte, and the low byte of every thirty-second header length."""
+    seen = set()
+    for n in range(0, 300, 4):
+        checkpoint.save_tensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)}, {"note": "x" * n})
+        seen.add((tmp_path / "a.safetensors").read_bytes()[0])
+        assert checkpoint.load_tensors(tmp_path / "a.safetensors")[1]["note"] == "x" * n
+    assert 0x80 in seen
+
+
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.pkl", "model.ckpt", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["torch", "torch-old", "protocol0", "protocol2", "protocol5", "zip"])
 def test_a_pickle_is_refused_and_not_opened(tmp_path, name, kind):

@@ -10,7 +10,7 @@ SRC = Path(__file__).parents[1] / "src" / "lebm"
 
 LEAVES = {"errors", "version"}  # everyone may import these
 SMALL = {"config", "rng", "prior", "generators", "sampler", "checkpoint"}
-BELOW_LEARN = SMALL | {"model"}
+BELOW_LEARN = SMALL | {"methods", "model"}
 ANY = None  # anything but the command line
 
 # A room (a module, or a package with all its files) -> the rooms it may import, beside the leaves and itself.
@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "metrics": set(),
     "prior": {"config"},
     "generators": {"config"},
-    "model": SMALL,
+    "model": SMALL | {"methods"},
     "learn": BELOW_LEARN,
-    "methods": BELOW_LEARN | {"learn"},
+    "methods": {"config", "prior", "generators"},  # ways to draw z: a model is made with them
     "fast": BELOW_LEARN | {"learn"},  # it stands in for learn_step and returns the same Step
     "data": {"config", "rng", "metrics"},  # download.py knows which Inception to fetch
     "runs": {"config", "checkpoint"},
@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "tables": {"results", "checkpoint"},
     "training": ANY,
     "evaluate": ANY,
+    "speed": ANY,
     "compare": ANY,
     "detector": ANY,
     "figures": ANY,

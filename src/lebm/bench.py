@@ -20,6 +20,7 @@ from lebm.errors import ConfigError
 from lebm.generators import ImageGenerator
 from lebm.generators.image import as_floats, to_x
 from lebm.learn import learn_step, make_optimizer
+from lebm.methods.encoder import ImageNet
 from lebm.model import LatentEBM
 from lebm.rng import stream
 from lebm.sampler import langevin
@@ -111,14 +112,20 @@ def _wait(device: torch.device) -> None:
 
 
 def flops(config: Config, rows: int) -> float:
-    """Multiply-adds times two of one learning iteration: both chains and both updates."""
+    """Multiply-adds times two of one learning iteration: both chains, the encoder, all updates."""
     with torch.device("meta"):
         generator = ImageGenerator(config.nz, config.generator)
     forward = generator.flops(1)
     p = config.prior
     energy = 0.0 if p.kind == "gaussian" else 2.0 * (config.nz * p.width + (p.depth - 1) * p.width**2 + p.width)
     k0, k1 = config.chains.prior.steps, config.chains.posterior.steps
-    return rows * (2 * k0 * energy + k1 * (2 * forward + 2 * energy) + 3 * forward + 6 * energy)
+    out = 2 * k0 * energy + k1 * (2 * forward + 2 * energy) + 3 * forward + 6 * energy
+    if config.draw.posterior != "langevin":
+        with torch.device("meta"):
+            out += 4 * ImageNet(config).flops(1)  # a proposal, and a lesson: forward, and twice that back
+        if config.encoder.teach == "follow" or config.draw.posterior == "amortised":
+            out += 2 * forward + 2 * energy
+    return rows * out  # a flow's few products are left out
 
 
 def matrix_rate(device: torch.device) -> float:

@@ -90,8 +90,9 @@ def refuse_pickle(path: Path) -> None:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give a run folder or a .safetensors file")
     with open(path, "rb") as f:
-        head = f.read(4)
-    if head[:2] == b"PK" or head[:1] == b"\x80" or path.suffix in PICKLE_ENDINGS:
+        head = f.read(9)
+    # A safetensors file begins with the length of its header, which may look like a pickle's first bytes, and then the header's brace.
+    if (head[8:] != b"{" and (head[:2] == b"PK" or head[:1] == b"\x80")) or path.suffix in PICKLE_ENDINGS:
         raise CheckpointError(f"{path} is a pickle file (PyTorch's older format), which can run code when opened; lebm reads .safetensors only")
 
 

@@ -30,6 +30,7 @@ from lebm.evaluate import evaluate_all as evaluate_runs
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.metrics import inception
+from lebm.methods.ways import WAYS
 from lebm.model import LatentEBM, load
 from lebm.model import export as export_model
 from lebm.runs import check_run, default_folder, latest_folder
@@ -70,6 +71,10 @@ InputOpt = Annotated[list[Path], typer.Option("--input", "-i", help="Image files
 MoreArg = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[INPUT]")]  # so that --input takes what a shell makes of *.png
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DataOpt = Annotated[Path | None, typer.Option(help="The data folder; otherwise the environment variable LEBM_DATA.")]
+PriorByOpt = Annotated[str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['prior'])}; default the run's own way.")]
+PosteriorByOpt = Annotated[
+    str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['posterior'])}; default the run's own way.")
+]
 SeedOpt = Annotated[int, typer.Option(min=0, help="Seed of the noise.")]
 
 
@@ -101,8 +106,8 @@ def train(
     if dry_run:
         print(config.to_yaml(), end="")
         model = LatentEBM(config)
-        counts = {name: sum(p.numel() for p in net.parameters()) for name, net in (("prior", model.prior), ("generator", model.generator))}
-        say(f"parameters: prior {counts['prior']:,}, generator {counts['generator']:,}; device {pick_device(device.value)}")
+        counts = (f"{name} {sum(p.numel() for p in net.parameters()):,}" for name, net in model.networks().items())
+        say(f"parameters: {', '.join(counts)}; device {pick_device(device.value)}")
         return
     if run is None:
         here = Path(source) / "config.yaml"
@@ -139,7 +144,8 @@ def sample(
     run: RunArg,
     to: Annotated[Path, typer.Option("--out", help="FILE.png (a grid) or FILE.npz (floats in [-1, 1] under `x`).")],
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 64,
-    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K0. 0 shows N(0, I).")] = None,
+    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K0. With --by langevin, 0 shows N(0, I).")] = None,
+    by: PriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
 ) -> None:
@@ -147,12 +153,12 @@ def sample(
     _check_target("--out", to, ".png", ".npz")
     model = load(run, pick_device(device.value))
     with progress_bar(console, "sampling") as update:
-        x = model.sample(n, seed, steps, update)
+        x = model.sample(n, seed, steps, update, by)
     if to.suffix.lower() == ".png":
         figures.save(figures.grid(to_pixels(x)), to)
     else:
         _save_npz(to, x=x.numpy())
-    say(f"{n} samples in {to}")
+    say(f"{n} samples in {to}{_drawn(model, 'prior', by, steps)}")
 
 
 @app.command()
@@ -161,6 +167,7 @@ def reconstruct(
     inputs: InputOpt,
     to: Annotated[Path, typer.Option("--out", help="FILE.png (pairs) or FILE.npz (`x_hat`, `z`, `mse`).")],
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
+    by: PosteriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
     more: MoreArg = None,
@@ -170,14 +177,14 @@ def reconstruct(
     model, rows, _ = _model_and_inputs(run, [*inputs, *(more or [])], device)
     x = as_floats(rows)
     with progress_bar(console, "inferring") as update:
-        z = model.infer(x, seed, steps, progress=update)
+        z = model.infer(x, seed, steps, progress=update, by=by)
     x_hat = model.decode(z).cpu()
     mse = (x - x_hat).square().flatten(1).mean(1)
     if to.suffix.lower() == ".png":
         figures.save(figures.pairs(to_pixels(x), to_pixels(x_hat)), to)
     else:
         _save_npz(to, x_hat=x_hat.numpy(), z=z.numpy(), mse=mse.numpy())
-    say(f"{len(x)} reconstructions in {to}; mean squared error {float(mse.mean()):.4f} per pixel in [-1, 1]")
+    say(f"{len(x)} reconstructions in {to}; mean squared error {float(mse.mean()):.4f} per pixel in [-1, 1]{_drawn(model, 'posterior', by, steps)}")
 
 
 @app.command()
@@ -187,6 +194,7 @@ def score(
     to: Annotated[Path, typer.Option("--out", help="scores.csv: index, file, score.")],
     sort: Annotated[bool, typer.Option("--sort", help="Most anomalous first, instead of input order.")] = False,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
+    by: PosteriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
     more: MoreArg = None,
@@ -195,24 +203,29 @@ def score(
     _check_target("--out", to, ".csv")
     model, rows, names = _model_and_inputs(run, [*inputs, *(more or [])], device)
     with progress_bar(console, "scoring") as update:
-        scores = model.anomaly_score(as_floats(rows), seed, steps, update).tolist()
+        scores = model.anomaly_score(as_floats(rows), seed, steps, update, by).tolist()
     table = sorted(enumerate(scores), key=lambda row: -row[1]) if sort else list(enumerate(scores))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "file", "score"])
     writer.writerows([i, names[i], f"{value:.9g}"] for i, value in table)
     checkpoint.write_atomic(to, text.getvalue())
-    say(f"{len(scores)} scores in {to}")
+    say(f"{len(scores)} scores in {to}{_drawn(model, 'posterior', by, steps)}")
 
 
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are seeds of one experiment.")],
-    metrics: Annotated[str | None, typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian; default all that fit the run.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian, speed; default those of the first four that fit the run.")
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,
     split: Annotated[Split, typer.Option(help="What the FID compares with. `validation` is for choosing settings: no test images.")] = Split.train,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many test images for mse; default all.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise; default 0, and 1 for --split validation.")] = None,
+    prior_by: Annotated[str | None, typer.Option(metavar="WAY", help="Draw samples in another way than the run's own; see `lebm sample`.")] = None,
+    posterior_by: Annotated[str | None, typer.Option(metavar="WAY", help="Infer in another way than the run's own; see `lebm reconstruct`.")] = None,
+    beside: Annotated[bool, typer.Option("--beside", help="Several runs are different experiments: set them side by side.")] = False,
     device: DeviceOpt = Device.auto,
     data_dir: DataOpt = None,
     result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
@@ -222,7 +235,7 @@ def evaluate(
         _check_target("--result", result, ".json")
     chosen = tuple(m.strip() for m in metrics.split(",") if m.strip()) if metrics else None
     options = {"samples": samples, "split": split.value, "limit": limit, "seed": seed, "device": device.value, "data_dir": data_dir}
-    summary = evaluate_runs(runs, chosen, console=console, **options)
+    summary = evaluate_runs(runs, chosen, beside, prior_by=prior_by, posterior_by=posterior_by, console=console, **options)
     if result is not None:
         results.write(result, summary)
     _print_metrics(summary)
@@ -355,6 +368,12 @@ def _model_and_inputs(run: Path, inputs: list[Path], device: Device) -> tuple[La
     return model, rows, names
 
 
+def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> str:
+    """How z was drawn, where that is not the paper's way."""
+    d = model.drawing(kind, by, steps)
+    return "" if d.by == "langevin" else f"; z by {d.by} ({WAYS[kind][d.by]}{f', {d.chain.steps} steps' if d.chain.steps else ''})"
+
+
 def _save_npz(path: Path, **arrays: Any) -> None:
     def write(temporary: Path) -> None:
         with open(temporary, "wb") as f:
@@ -366,7 +385,8 @@ def _save_npz(path: Path, **arrays: Any) -> None:
 def _print_metrics(summary: dict[str, Any]) -> None:
     table = Table("metric", "value")
     for key, value in summary["metrics"].items():
-        table.add_row(key, "none" if value is None else f"{value:.4f}")
+        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+            table.add_row(f"{key} {name}".strip(), "none" if number is None else f"{number:.4f}")
     out.print(table)
 
 

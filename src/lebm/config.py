@@ -41,6 +41,34 @@ class Chains:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How z is drawn: where a chain starts, and which network learns to start it (lebm.methods)."""
+
+    posterior: Literal["langevin", "amortised", "warm"] = "langevin"
+    prior: Literal["langevin", "persistent", "flow", "warm"] = "langevin"
+    chains: int = 10_000  # prior: persistent keeps so many
+    refresh: float = 0.01  # and starts each anew from N(0, I) once in 1/refresh visits; 0: never
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """q_phi(z|x), where draw.posterior is amortised or warm."""
+
+    width: int = 64  # channels of an image encoder's first map, as generator.ngf; units a layer of a flat one
+    depth: int = 2  # hidden layers of a flat one; 0: linear
+    teach: Literal["imitate", "follow"] = "imitate"  # under warm: towards the refined z, or along the score at its own (amortised always)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """q_psi(z), where draw.prior is flow or warm: splines in coupling layers, by zuko."""
+
+    layers: int = 4
+    width: int = 128
+    bins: int = 8
+
+
+@dataclass(frozen=True)
 class Data:
     name: str = "digits"
     path: str | None = None  # for name: images — a folder of pictures, a .npy or a .npz file
@@ -74,11 +102,13 @@ class Generator:
 class Learning:
     prior_rate: float = 2e-5
     generator_rate: float = 1e-4
+    encoder_rate: float = 1e-4
+    flow_rate: float = 1e-4
     betas: tuple[float, float] = (0.5, 0.999)
-    decay: float = 1.0  # both rates are multiplied by this once an epoch
-    clip: float = 0.0  # largest gradient norm, for each of the two networks; 0 is off
+    decay: float = 1.0  # all rates are multiplied by this once an epoch
+    clip: float = 0.0  # largest gradient norm, for each network; 0 is off
     l2: float = 0.0  # weight of mean f(z_pos)^2 + mean f(z_neg)^2; 0 is off
-    ema: float = 0.0  # decay of the running average of the generator that samples; 0 is off
+    ema: float = 0.0  # decay of the running average of every network but the energy, for sampling and inference; 0 is off
 
 
 @dataclass(frozen=True)
@@ -100,13 +130,17 @@ class Config:
     prior: Prior = field(default_factory=Prior)
     generator: Generator = field(default_factory=Generator)
     chains: Chains = field(default_factory=Chains)
+    draw: Draw = field(default_factory=Draw)
+    encoder: Encoder = field(default_factory=Encoder)
+    flow: Flow = field(default_factory=Flow)
     learning: Learning = field(default_factory=Learning)
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        if self.prior.kind == "gaussian" and self.chains.prior.steps:
-            # N(0, I) is drawn exactly; an unadjusted chain would only spoil it.
-            object.__setattr__(self, "chains", dataclasses.replace(self.chains, prior=dataclasses.replace(self.chains.prior, steps=0)))
+        # N(0, I) is drawn exactly, an unadjusted chain would only spoil it; amortised and flow are draws without a chain.
+        idle = {"prior": self.prior.kind == "gaussian" or self.draw.prior == "flow", "posterior": self.draw.posterior == "amortised"}
+        still = {k: dataclasses.replace(getattr(self.chains, k), steps=0) for k, none in idle.items() if none}
+        object.__setattr__(self, "chains", dataclasses.replace(self.chains, **still))
         _check_values(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -344,6 +378,17 @@ def _check_values(c: Config) -> None:
         (c.chains.posterior.steps >= 0, "chains.posterior.steps", c.chains.posterior.steps, "must not be negative"),
         (c.chains.prior.step_size > 0, "chains.prior.step_size", c.chains.prior.step_size, "must be above 0"),
         (c.chains.posterior.step_size > 0, "chains.posterior.step_size", c.chains.posterior.step_size, "must be above 0"),
+        (c.prior.kind == "energy" or c.draw.prior == "langevin", "draw.prior", c.draw.prior, "must be langevin where prior.kind is gaussian: N(0, I) is drawn exactly"),
+        (1 <= c.draw.chains <= 10**7 and c.draw.chains * c.nz <= MAX_WEIGHTS, "draw.chains", c.draw.chains, "must be between 1 and 10,000,000"),
+        (c.draw.prior != "persistent" or c.draw.chains >= tr.batch, "draw.chains", c.draw.chains, f"must be at least training.batch ({tr.batch})"),
+        (0 <= c.draw.refresh <= 1, "draw.refresh", c.draw.refresh, "must lie between 0 (never) and 1 (always)"),
+        (1 <= c.encoder.width <= 4096, "encoder.width", c.encoder.width, "must be between 1 and 4096"),
+        (0 <= c.encoder.depth <= 64, "encoder.depth", c.encoder.depth, "must be between 0 and 64"),
+        (1 <= c.flow.layers <= 64, "flow.layers", c.flow.layers, "must be between 1 and 64"),
+        (1 <= c.flow.width <= 4096, "flow.width", c.flow.width, "must be between 1 and 4096"),
+        (2 <= c.flow.bins <= 64, "flow.bins", c.flow.bins, "must be between 2 and 64"),
+        (le.encoder_rate >= 0, "learning.encoder_rate", le.encoder_rate, "must not be negative"),
+        (le.flow_rate >= 0, "learning.flow_rate", le.flow_rate, "must not be negative"),
         (le.prior_rate >= 0, "learning.prior_rate", le.prior_rate, "must not be negative"),
         (le.generator_rate >= 0, "learning.generator_rate", le.generator_rate, "must not be negative"),
         (all(0 <= b < 1 for b in le.betas), "learning.betas", le.betas, "must both be at least 0 and below 1"),

@@ -25,12 +25,14 @@ from lebm.errors import CheckpointError, ConfigError
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.log import read as read_log
+from lebm.methods.ways import ALONE
 from lebm.metrics.fid import Moments, frechet_distance
 from lebm.metrics.inception import FILE, Features, precision
 from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
 from lebm.sampler import langevin
+from lebm.speed import inference, iteration_ms
 from lebm.training import fitting_threads, pick_device, refuse_handed_in
 
 SHOWN = 64  # pictures in a grid
@@ -38,7 +40,11 @@ MOST_PIXELS = 1024  # beyond, the Fréchet distance of raw pixels takes minutes 
 SPLITS = ("train", "test", "validation")
 HELD_OUT = 2000  # training rows on which settings may be chosen; a tenth of a set with less than ten times as many
 FOR_FRECHET, FOR_FID, FOR_CHOOSING = 10_000, 50_000, 10_000  # samples, where the caller names no number
+FOR_SPEED = 1000  # images
 PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is published
+
+
+Numbers = dict[str, float | None]
 
 
 @dataclass
@@ -55,6 +61,8 @@ class Evaluation:
     features: Features | None = None
     cache: Path | None = None
     content: str | None = None  # sha256 of all training images
+    prior_by: str | None = None  # ways to draw z; None: the run's own
+    posterior_by: str | None = None
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -85,18 +93,22 @@ def evaluate(
     console: Console | None = None,
     pictures: bool = True,
     features: Features | None = None,
+    prior_by: str | None = None,
+    posterior_by: str | None = None,
 ) -> dict[str, Any]:
     """Measure a run, write metrics.json, draw its figures and report.html; returns what metrics.json holds.
 
     What metrics.json already says of the same weights and is not measured now stays in it. `split` names the images that the FID
     compares with, `train` or `test`; `validation` is for choosing settings, looks at no test image and writes validation.json
-    instead. `features` stands in for Inception.
+    instead. `features` stands in for Inception. `prior_by` and `posterior_by` are ways to draw z other than the run's own.
     """
     started = time.monotonic()
     run = Path(run)
     _check(run, metrics, samples, split, limit)
     model = load(run, pick_device(device))
     refuse_handed_in(model.config)
+    model.drawing("prior", prior_by)  # what it cannot draw by is said at once
+    model.drawing("posterior", posterior_by, None if posterior_by in (None, *ALONE) else 100)
     root = data_root(data_dir)
     chosen = metrics or fitting(model, features is not None or (root is not None and (root / FILE).is_file()))
     if features is None and {"fid", "fid_gaussian"} & set(chosen):
@@ -104,6 +116,7 @@ def evaluate(
     with progress_bar(console, "reading data") as update:
         splits = load_data(model.config.with_values(**{"data.limit": None}), root, update)
     ev = Evaluation(model, splits, samples, _seed(seed, split), split, limit, lambda what: progress_bar(console, what), features)
+    ev.prior_by, ev.posterior_by = prior_by, posterior_by
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(splits.train)
     with fitting_threads(model):
         values, protocol = measure(ev, chosen)
@@ -159,9 +172,9 @@ def _source(source: str, root: Path | None) -> str:
     return source
 
 
-def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> tuple[dict[str, float], dict[str, Any]]:
+def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> tuple[Numbers, dict[str, Any]]:
     """The numbers, and for each metric how it was measured."""
-    values: dict[str, float] = {}
+    values: Numbers = {}
     protocol: dict[str, Any] = {}
     for name in chosen:
         begun, ev.protocol = time.monotonic(), {}
@@ -183,8 +196,14 @@ def merged(summary: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**summary, **keep}
 
 
-def evaluate_all(runs: list[Path], metrics: tuple[str, ...] | None = None, **options: Any) -> dict[str, Any]:
-    """Evaluate each run; of several runs (seeds) of one experiment the mean and the spread, each run's numbers in `per_seed`."""
+def evaluate_all(runs: list[Path], metrics: tuple[str, ...] | None = None, beside: bool = False, **options: Any) -> dict[str, Any]:
+    """Evaluate each run; of several runs (seeds) of one experiment the mean and the spread, each run's numbers in `per_seed`.
+
+    `beside` sets different experiments on one data set side by side instead: numbers, protocol and config by experiment.
+    """
+    if beside:
+        results.check_different([load(run).config.to_dict() for run in runs])
+        return results.side_by_side([evaluate(run, metrics, **options) for run in runs])
     if len(runs) > 1:  # before the work rather than after it
         results.check_one_experiment([load(run).config.to_dict() for run in runs])
     summaries = [evaluate(run, metrics, **options) for run in runs]
@@ -194,34 +213,34 @@ def evaluate_all(runs: list[Path], metrics: tuple[str, ...] | None = None, **opt
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def frechet(ev: Evaluation) -> dict[str, float]:
+def frechet(ev: Evaluation) -> Numbers:
     """Pixel-space Fréchet distance to the training images, of the learned prior and of N(0, I) through the same generator."""
     n = ev.samples or FOR_FRECHET
     reference = Moments()
     for part in ev.train.split(2000):
         reference.add(as_floats(part).to(ev.model.device))
-    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", chain_steps=ev.model.config.chains.prior.steps)
-    out = {}
-    for key, steps in (("frechet", None), ("frechet_gaussian", 0)):
+    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", **ev.model.drawing("prior", ev.prior_by).protocol())
+    out: Numbers = {}
+    for key, by, steps in (("frechet", ev.prior_by, None), ("frechet_gaussian", "langevin", 0)):
         moments = Moments()
         with ev.bar(f"sampling for {key}") as update:
-            for z in ev.model.sample_z(n, ev.seed, steps, update):
+            for z in ev.model.sample_z(n, ev.seed, steps, update, by):
                 moments.add(ev.model.decode(z))
         out[key] = frechet_distance(*moments.mean_cov(), *reference.mean_cov())
     return out
 
 
-def fid(ev: Evaluation) -> dict[str, float]:
-    """Fréchet distance of Inception features, samples of the learned prior (K0-step chains) against real images."""
-    return {"fid": _fid(ev, None)}
+def fid(ev: Evaluation) -> Numbers:
+    """Fréchet distance of Inception features, samples of the learned prior against real images."""
+    return {"fid": _fid(ev, ev.prior_by, None)}
 
 
-def fid_gaussian(ev: Evaluation) -> dict[str, float]:
+def fid_gaussian(ev: Evaluation) -> Numbers:
     """The same with z from N(0, I) itself, through the same generator."""
-    return {"fid_gaussian": _fid(ev, 0)}
+    return {"fid_gaussian": _fid(ev, "langevin", 0)}
 
 
-def _fid(ev: Evaluation, steps: int | None) -> float:
+def _fid(ev: Evaluation, by: str | None, steps: int | None) -> float:
     assert ev.features is not None
     n = ev.samples or (FOR_CHOOSING if ev.split == "validation" else FOR_FID)
     images, part = (ev.test, "test") if ev.split == "test" else (ev.splits.train, "training")
@@ -230,43 +249,59 @@ def _fid(ev: Evaluation, steps: int | None) -> float:
     ev.protocol.update(
         samples=n,
         reference=f"all {len(images)} {part} images",
-        chain_steps=ev.model.config.chains.prior.steps if steps is None else steps,
+        **ev.model.drawing("prior", by, steps).protocol(),
         images="rounded to uint8",
         features=ev.features.name,
         precision=ev.features.precision,
     )
 
     def drawn(update: Any) -> Iterator[Tensor]:
-        for z in ev.model.sample_z(n, ev.seed, steps, update):
+        for z in ev.model.sample_z(n, ev.seed, steps, update, by):
             yield to_pixels(ev.model.decode(z))
 
     with ev.bar("features of samples") as update:
         return stats.statistics(drawn(update), ev.features).distance(reference)
 
 
-def mse(ev: Evaluation) -> dict[str, float]:
-    """Reconstruction error on all test images with the training K1 and with 100 posterior steps."""
+def mse(ev: Evaluation) -> Numbers:
+    """Reconstruction error on all test images with the training K1 and with 100 posterior steps; one of the two where draws have no chain."""
     choosing, chain, limit = ev.split == "validation", ev.model.config.chains.posterior, ev.model.config.data.limit
+    own, by = ev.model.config.draw.posterior, ev.posterior_by or ev.model.config.draw.posterior
+    lengths: dict[str, int | None] = {"mse": None, "mse_100": 100}
+    if by in ALONE:
+        del lengths["mse_100"]
+    elif own in ALONE:
+        del lengths["mse"]
     rows = (ev.held_out() if choosing else ev.test)[: ev.limit]
     learned = limit is None or limit > len(ev.splits.train) - len(ev.held_out())
     what = f"training images held out{', which this run learned from (no data.limit)' if learned else ''}" if choosing else "test images"
     ev.protocol.update(
         images=f"{'the last' if choosing else 'all' if len(rows) == len(ev.test) else 'the first'} {len(rows)} {what}",
-        chain="one a row from N(0, I), noise on",
-        chain_steps=[chain.steps, 100],
+        by=by,
+        chain="none" if by in ALONE else "one a row from " + ("the encoder's proposal" if by == "warm" else "N(0, I)") + ", noise on",
+        chain_steps=[ev.model.drawing("posterior", by, steps).chain.steps for steps in lengths.values()],
         step_size=chain.step_size,
         precision=precision(ev.model.device),
     )
     x = as_floats(rows)
-    out = {}
-    for key, steps in (("mse", None), ("mse_100", 100)):
+    out: Numbers = {"mse": None, "mse_100": None}
+    for key, steps in lengths.items():
         with ev.bar(f"reconstructing for {key}") as update:
-            z = ev.model.infer(x, ev.seed, steps, shared_noise=False, progress=update)
+            z = ev.model.infer(x, ev.seed, steps, shared_noise=False, progress=update, by=by)
         out[key] = mean_squared_error(x, ev.model.decode(z).cpu())
     return out
 
 
-METRICS: dict[str, Callable[[Evaluation], dict[str, float]]] = {"frechet": frechet, "mse": mse, "fid": fid, "fid_gaussian": fid_gaussian}
+def speed(ev: Evaluation) -> Numbers:
+    """Milliseconds a learning iteration and an inferred image takes, the latter beside chains from N(0, I) of equal error."""
+    x = as_floats((ev.held_out() if ev.split == "validation" else ev.test)[: ev.limit or FOR_SPEED])
+    with ev.bar("chains of equal error") as update:
+        numbers, how = inference(ev.model, x, ev.seed, ev.posterior_by, update)
+    ev.protocol.update(how)
+    return {"iteration_ms": iteration_ms(ev.model, ev.train[: ev.model.config.training.batch]), **numbers}
+
+
+METRICS: dict[str, Callable[[Evaluation], Numbers]] = {"frechet": frechet, "mse": mse, "fid": fid, "fid_gaussian": fid_gaussian, "speed": speed}
 
 
 def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
@@ -283,10 +318,11 @@ def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
 def draw(run: Path, ev: Evaluation) -> None:
     """The pictures of a run: samples from the learned prior and from N(0, I), reconstructions, the energy along chains."""
     model, folder = ev.model, run / "figures"
-    figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed)), columns=8), folder / "samples.png")
-    figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0)), columns=8), folder / "samples-gaussian.png")
+    figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, by=ev.prior_by)), columns=8), folder / "samples.png")
+    figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0, by="langevin")), columns=8), folder / "samples-gaussian.png")
     originals = ev.test[: SHOWN // 2]
-    x_hat = model.reconstruct(as_floats(originals), ev.seed)
+    chosen = model.drawing("posterior", ev.posterior_by, 100 if model.config.draw.posterior in ALONE and ev.posterior_by == "langevin" else None)
+    x_hat = model.reconstruct(as_floats(originals), ev.seed, chosen.chain.steps, by=chosen.by)
     shown = originals if originals.dtype == torch.uint8 else to_pixels(originals)
     figures.save(figures.pairs(shown, to_pixels(x_hat), columns=8), folder / "reconstructions.png")
     k0 = model.config.chains.prior.steps

@@ -30,7 +30,8 @@ class Step:
 def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator) -> Step:
     """Algorithm 1: move alpha and beta once on a batch x (equations 10 and 11: short-run chains stand for the expectations)."""
     with torch.no_grad():
-        z0_neg, z0_pos = model.prior.draw_base(len(x), rng), model.prior.draw_base(len(x), rng)
+        e_neg, e_pos = model.prior.draw_base(len(x), rng), model.prior.draw_base(len(x), rng)
+        z0_neg, z0_pos = model.synthesis.start(e_neg), model.inference.start(e_pos, x)  # in the paper: the noise itself
         z_neg = langevin(model.prior.score, z0_neg, chains.prior, rng)
         z_pos = langevin(partial(model.posterior_score, x), z0_pos, chains.posterior, rng)
     f_pos, f_neg = model.prior.f(z_pos), model.prior.f(z_neg)
@@ -40,8 +41,10 @@ def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, ch
         loss = loss + learning.l2 * (f_pos.square().mean() + f_neg.square().mean())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    model.synthesis.learn(e_neg, z_neg, model.prior.score)  # in the paper: nothing
+    model.inference.learn(e_pos, z_pos, partial(model.posterior_score, x), x)
     if learning.clip:
-        for net in (model.prior, model.generator):
+        for net in model.networks().values():
             nn.utils.clip_grad_norm_(list(net.parameters()), learning.clip)
     optimizer.step()
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
@@ -53,15 +56,14 @@ def float32_convolutions(precision: str) -> AbstractContextManager[None]:
 
 
 def make_optimizer(model: LatentEBM, learning: Learning, capturable: bool = False) -> torch.optim.Adam:
-    """Adam with a rate for each network. Group 0 is alpha (the prior), group 1 beta (the generator).
+    """Adam with a rate for each network. Group 0 is alpha (the prior), group 1 beta (the generator), then those of the ways to draw z.
 
     `capturable` is for CUDA graphs: rates and step counts live on the device and the update is one fused kernel a group.
     """
-    rates = [learning.prior_rate, learning.generator_rate]
-    groups = [
-        {"params": list(net.parameters()), "lr": torch.tensor(rate, device=model.device) if capturable else rate}
-        for net, rate in zip((model.prior, model.generator), rates, strict=True)
-    ]
+    groups = []
+    for name, net in model.networks().items():
+        rate = getattr(learning, f"{name}_rate")
+        groups.append({"params": list(net.parameters()), "lr": torch.tensor(rate, device=model.device) if capturable else rate, "name": name})
     return torch.optim.Adam(groups, betas=learning.betas, capturable=capturable, fused=True if capturable else None)
 
 
@@ -72,8 +74,10 @@ def describe(step: Step, model: LatentEBM, x: Tensor) -> dict[str, float]:
     error = getattr(model.generator, "error", None)
     if error is not None:
         values["mse"] = error(x, step.z_pos)
-    values["grad_prior"] = _grad_norm(model.prior, x.device)
-    values["grad_generator"] = _grad_norm(model.generator, x.device)
+    for name, net in model.networks().items():
+        values[f"grad_{name}"] = _grad_norm(net, x.device)
+    values |= {f"{k}_pos": v for k, v in model.inference.describe(step.z0_pos, step.z_pos, x).items()}
+    values |= {f"{k}_neg": v for k, v in model.synthesis.describe(step.z0_neg, step.z_neg).items()}
     for name, z0, z in (("neg", step.z0_neg, step.z_neg), ("pos", step.z0_pos, step.z_pos)):
         values[f"disp_{name}"] = (z - z0).square().mean().sqrt()  # root mean square a coordinate
         values[f"z_mean_{name}"] = z.mean()

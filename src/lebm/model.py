@@ -17,6 +17,8 @@ from lebm.config import Chain, Config, from_dict
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import GENERATORS
 from lebm.generators.image import as_floats, as_tensor
+from lebm.methods import Proposed, goes_on
+from lebm.methods.ways import Drawing, choose, make_inference, make_synthesis
 from lebm.prior import PRIORS
 from lebm.rng import stream
 from lebm.sampler import langevin
@@ -35,7 +37,9 @@ class LatentEBM(nn.Module):
             torch.random.set_rng_state(stream(config.seed, "init").get_state())
             self.prior = PRIORS[config.prior.kind](config.nz, config.prior)
             self.generator = generator if generator is not None else GENERATORS[config.generator.kind](config.nz, config.generator)
-        self.own_generator = generator is not None
+            self.own_generator = generator is not None
+            self.inference = make_inference(config, self.generator, self.own_generator)  # where posterior chains start
+            self.synthesis = make_synthesis(config)  # where prior chains start
         for name in ("log_prob", "decode"):
             if not callable(getattr(self.generator, name, None)):
                 raise ConfigError(f"the generator {type(self.generator).__name__} has no method {name}; it needs log_prob(x, z) and decode(z)")
@@ -43,6 +47,19 @@ class LatentEBM(nn.Module):
     @property
     def device(self) -> torch.device:
         return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Everything that learns, by name: learning.<name>_rate is its rate."""
+        found = {"prior": self.prior, "generator": self.generator}
+        for name, way in (("encoder", self.inference), ("flow", self.synthesis)):
+            if isinstance(way, Proposed):
+                found[name] = way.q
+        return found
+
+    def drawing(self, kind: str, by: str | None = None, steps: int | None = None) -> Drawing:
+        """How z is drawn from the `prior` or `posterior`: by the run's own way and chain, or by those given."""
+        way, chain = (self.synthesis, self.config.chains.prior) if kind == "prior" else (self.inference, self.config.chains.posterior)
+        return choose(kind, getattr(self.config.draw, kind), way, chain, by, steps)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) + log Z = f(z) + log N(z; 0, I) + log p(x|z), a number a row (equation 1)."""
@@ -54,19 +71,22 @@ class LatentEBM(nn.Module):
 
     # --- for people: arrays in, tensors on the CPU out -------------------------------------------------------------
 
-    def sample(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Tensor:
-        """n draws: z by K0-step chains from N(0, I) to the prior, then g(z). `steps=0` shows N(0, I) itself."""
-        return torch.cat([self.decode(z).cpu() for z in self.sample_z(n, seed, steps, progress)])
+    def sample(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Tensor:
+        """n draws: z from the prior, then g(z). `by` is a way to draw z (default the run's own; the paper's is `langevin`, K0-step
+        chains from N(0, I)); `by="langevin", steps=0` shows N(0, I) itself."""
+        return torch.cat([self.decode(z).cpu() for z in self.sample_z(n, seed, steps, progress, by)])
 
     @torch.no_grad()
-    def sample_z(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Iterator[Tensor]:
+    def sample_z(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Iterator[Tensor]:
         """Latent draws from the prior, chunk by chunk, on the model's device. The first n of a seed are always the same."""
         if n < 1:
             raise DataError(f"the number of samples is {n}; it must be at least 1")
-        chain = _lengthened(self.config.chains.prior, steps)
+        drawing = self.drawing("prior", by, steps)
+        chain = drawing.chain
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
-            z = langevin(self.prior.score, self.prior.draw_base(CHUNK, rng), chain, rng)[: n - i]
+            start, rounds = goes_on(drawing.way, self.prior.draw_base(CHUNK, rng), i)
+            z = langevin(self.prior.score, start, Chain(rounds * chain.steps, chain.step_size), rng)[: n - i]
             if progress:
                 progress(i + len(z), n)
             yield z
@@ -77,32 +97,42 @@ class LatentEBM(nn.Module):
         return torch.cat([self.generator.decode(part) for part in z.to(self.device).split(batch)])  # type: ignore[operator]
 
     @torch.no_grad()
-    def infer(self, x: Any, seed: int = 0, steps: int | None = None, shared_noise: bool = True, progress: Progress | None = None) -> Tensor:
-        """z from the posterior of every row of x by a K1-step chain from N(0, I).
+    def infer(
+        self,
+        x: Any,
+        seed: int = 0,
+        steps: int | None = None,
+        shared_noise: bool = True,
+        progress: Progress | None = None,
+        by: str | None = None,
+    ) -> Tensor:
+        """z from the posterior of every row of x, drawn `by` the run's own way or another; the paper's is `langevin`, a K1-step chain
+        from N(0, I).
 
         With `shared_noise` (common random numbers) every row gets the same noise and so does not depend on its neighbours.
         """
         x = self.as_input(x)
-        chain = _lengthened(self.config.chains.posterior, steps)
+        drawing = self.drawing("posterior", by, steps)
         out = []
         for i in range(0, len(x), CHUNK):
             rng = stream(seed, "infer" if shared_noise else f"infer/{i // CHUNK}", self.device)
             rows = x[i : i + CHUNK].to(self.device)
-            start = self.prior.draw_base(1 if shared_noise else CHUNK, rng).expand(CHUNK, -1)[: len(rows)]
-            out.append(langevin(partial(self.posterior_score, rows), start, chain, rng, shared_noise=shared_noise).cpu())
+            e = self.prior.draw_base(1 if shared_noise else CHUNK, rng).expand(CHUNK, -1)[: len(rows)]
+            start = drawing.way.start(e, rows)
+            out.append(langevin(partial(self.posterior_score, rows), start, drawing.chain, rng, shared_noise=shared_noise).cpu())
             if progress:
                 progress(i + len(rows), len(x))
         return torch.cat(out)
 
-    def reconstruct(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Tensor:
+    def reconstruct(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Tensor:
         """g(z) at an inferred z, a row for every row of x."""
-        return self.decode(self.infer(x, seed, steps, progress=progress)).cpu()
+        return self.decode(self.infer(x, seed, steps, progress=progress, by=by)).cpu()
 
     @torch.no_grad()
-    def anomaly_score(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Tensor:
+    def anomaly_score(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Tensor:
         """Minus the unnormalised log-posterior, -log p(x, z) - log Z, at an inferred z: higher is more anomalous."""
         x = self.as_input(x)
-        z = self.infer(x, seed, steps, progress=progress)
+        z = self.infer(x, seed, steps, progress=progress, by=by)
         pairs = zip(x.split(CHUNK), z.split(CHUNK), strict=True)
         return torch.cat([-self.log_joint(a.to(self.device), b.to(self.device)).cpu() for a, b in pairs])
 
@@ -182,9 +212,3 @@ def likelihood_score(generator: nn.Module, x: Tensor, z: Tensor) -> Tensor:
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         return torch.autograd.grad(generator.log_prob(x, z).sum(), z)[0]  # type: ignore[operator]
-
-
-def _lengthened(chain: Chain, steps: int | None) -> Chain:
-    if steps is not None and steps < 0:
-        raise DataError(f"the number of chain steps is {steps}; it must not be negative")
-    return chain if steps is None else Chain(steps, chain.step_size)

@@ -63,6 +63,22 @@ def check_one_experiment(configs: list[dict[str, Any]]) -> list[int]:
     return seeds
 
 
+def check_different(configs: list[dict[str, Any]]) -> None:
+    """Whether runs can stand side by side: one data set, a name each."""
+    names = [config["experiment"] for config in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"these runs have the experiments {', '.join(names)}; side by side each needs a name of its own (--set experiment=NAME)")
+    if len({config["data"]["name"] for config in configs}) > 1:
+        raise ConfigError("these runs learned from different data sets; side by side they share one")
+
+
+def side_by_side(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of different experiments: numbers, protocols, configs and updates by experiment."""
+    by_name = lambda key: {s["experiment"]: s[key] for s in summaries}  # noqa: E731
+    several = {key: by_name(key) for key in ("metrics", "protocol", "config", "steps")}
+    return {**summaries[0], "experiment": "side-by-side", **several, "seconds": round(sum(s["seconds"] for s in summaries), 1)}
+
+
 def _finite(value: Any) -> Any:
     """NaN and infinity are not JSON; they become null."""
     if isinstance(value, dict):

@@ -19,25 +19,30 @@ from lebm.runs import Run
 from lebm.version import __version__
 
 
+def averaged(model: LatentEBM) -> list[Tensor]:
+    """The weights of which a run may keep an average: all but the energy's, which is sampled as it is."""
+    return [p for name, net in model.networks().items() if name != "prior" for p in net.parameters()]
+
+
 class TrainingState:
-    """Everything a checkpoint holds: both networks, the optimiser, the average, the chains' stream and the step."""
+    """Everything a checkpoint holds: all networks, kept chains, the optimiser, the average, the chains' stream and the step."""
 
     def __init__(self, config: Config, model: LatentEBM, device: torch.device, capturable: bool = False) -> None:
         self.config, self.model = config, model
         self.optimizer = make_optimizer(model, config.learning, capturable)
         self.rng = stream(config.seed, "chain", device)
-        self.ema = [p.detach().clone() for p in model.generator.parameters()] if config.learning.ema else []
+        self.ema = [p.detach().clone() for p in averaged(model)] if config.learning.ema else []
         self.step, self.seconds = 0, 0.0
         self._rated: int | None = None  # the epoch whose rates are set
 
     def set_rates(self, epoch: int) -> None:
-        """Both rates decay exponentially, once an epoch."""
+        """All rates decay exponentially, once an epoch."""
         if epoch == self._rated:
             return
         self._rated = epoch
         le = self.config.learning
-        for group, rate in zip(self.optimizer.param_groups, (le.prior_rate, le.generator_rate), strict=True):
-            rate = rate * le.decay**epoch
+        for group in self.optimizer.param_groups:
+            rate = getattr(le, f"{group['name']}_rate") * le.decay**epoch
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -86,27 +91,26 @@ class TrainingState:
         self.exported().save(run.model_file, {"step": self.step, "lebm": __version__})
 
     def exported(self) -> LatentEBM:
-        """The model a person uses: with the averaged generator, where there is one."""
+        """The model a person uses: with the averaged networks, where there are any."""
         if not self.ema:
             return self.model
-        averaged = copy.deepcopy(self.model)
+        model = copy.deepcopy(self.model)
         with torch.no_grad():
-            for p, t in zip(averaged.generator.parameters(), self.ema, strict=True):
+            for p, t in zip(averaged(model), self.ema, strict=True):
                 p.copy_(t)
-        return averaged
+        return model
 
     @torch.no_grad()
     def average(self) -> None:
-        """One step of the running average of the generator's weights."""
+        """One step of the running average of the weights."""
         if self.ema:
-            torch._foreach_lerp_(self.ema, list(self.model.generator.parameters()), 1 - self.config.learning.ema)
+            torch._foreach_lerp_(self.ema, averaged(self.model), 1 - self.config.learning.ema)
 
     @torch.no_grad()
     def largest_weight(self) -> dict[str, float]:
         """max |w| of each network; NaN where one is not finite."""
-        nets = {"prior": self.model.prior, "generator": self.model.generator}
         out = {}
-        for name, net in nets.items():
+        for name, net in self.model.networks().items():
             tops = [p.abs().max().double() for p in net.parameters() if p.numel()]
             out[name] = float(torch.stack(tops).max()) if tops else 0.0  # max passes NaN on
         return out

@@ -16,6 +16,7 @@ from lebm import checkpoint
 from lebm.errors import UserError
 from lebm.results import KEYS
 
+SIDE_BY_SIDE = "side-by-side"  # results.side_by_side
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 Results = Mapping[str, Mapping[str, Any]]  # file name without .json -> what it holds
 
@@ -57,7 +58,12 @@ KNOWN_FIDS = {("cifar10:train", "cifar10:test"): "3.15"}  # what FID implementat
 
 # --- our own ----------------------------------------------------------------------------------------------------------
 
-KINDS = {"": "the paper's settings", "best": "our settings", "gaussian": "N(0, I) as prior, the paper's settings"}
+KINDS = {
+    "": "the paper's settings",
+    "best": "our settings",
+    "warm": "our settings, learned and persistent starts",
+    "gaussian": "N(0, I) as prior, the paper's settings",
+}
 SHOWS_ORIGINALS = ("svhn", "cifar10", "mnist", "digits")  # sets whose own pictures may be shown beside reconstructions
 RECROPPED = "0244d93d46eb266580b1f5ad012f1669b61ddce0f9712d3b421ff6f1d566f524"  # data.sha256 of SVHN cut from Format 1 again
 NOTES = {
@@ -83,6 +89,8 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
 def column(result: Mapping[str, Any]) -> str | None:
     """Which column of Table 1 a result belongs to."""
     config = result["config"] or {}
+    if result["experiment"] == SIDE_BY_SIDE:
+        return None
     name = (result["data"] or {}).get("name")
     name = f"celeba{config.get('generator', {}).get('size')}" if name == "celeba" else name
     return name if name in COLUMNS else None
@@ -109,6 +117,12 @@ def number(result: Mapping[str, Any], name: str, digits: int) -> str:
     if not isinstance(value, int | float):
         return "-"
     return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if isinstance(spread, int | float) else "")
+
+
+def own_mse(result: Mapping[str, Any]) -> str:
+    """`mse_100`; of a run that draws z from the posterior in a way of its own, `mse` by that way."""
+    by = ((result["config"] or {}).get("draw") or {}).get("posterior", "langevin")
+    return number(result, "mse_100", 4) if by == "langevin" else f"{number(result, 'mse', 4)} ({by})"
 
 
 def updates(result: Mapping[str, Any]) -> str:
@@ -148,9 +162,7 @@ def table_1(results: Results, to_results: str, baselines: bool) -> str:
         cells = []
         for c in COLUMNS:
             here = [(n, r) for n, r in ours.items() if column(r) == c and kind(r) == k]
-            cells.append(
-                "<br>".join(f"[{number(r, 'mse_100', 4)} / {number(r, 'fid', 2)}]({to_results}{n}.json){mark(r)} {length(r)}" for n, r in here) or "-"
-            )
+            cells.append("<br>".join(f"[{own_mse(r)} / {number(r, 'fid', 2)}]({to_results}{n}.json){mark(r)} {length(r)}" for n, r in here) or "-")
         rows.append([f"**lebm**, {KINDS.get(k, k)}", *cells])
     text = table(["MSE / FID, lower is better", *COLUMNS.values()], rows)
     labels = {data_label(r) for r in ours.values()} & set(NOTES)
@@ -192,6 +204,39 @@ def ablation(results: Results, to_results: str) -> str:
                     [f"**lebm**, `{r['experiment']}`, samples from N(0, I) instead of its learned prior ({link})", number(r, "fid_gaussian", 2)]
                 )
     return table(["SVHN", "FID"], rows) if len(rows) > before else ""
+
+
+def side_by_side(results: Results, to_results: str) -> str:
+    """Different experiments on one data set, as `lebm evaluate --beside` measured them: quality and cost of the ways to draw z."""
+    head = [
+        "experiment",
+        "posterior",
+        "prior",
+        "K1",
+        "K0",
+        "FID",
+        "mse",
+        "ms an update",
+        "ms an image",
+        "chains of equal error",
+        "updates",
+        "device",
+        "file",
+    ]
+    rows = []
+    for name, r in results.items():
+        if r["experiment"] != SIDE_BY_SIDE:
+            continue
+        for e, metrics in r["metrics"].items():
+            config, one = r["config"][e], {"metrics": metrics}
+            chains, steps = config["chains"], r["steps"][e]
+            cost = [number(one, "iteration_ms", 2), number(one, "infer_ms", 3), number(one, "infer_ratio", 1)]
+            times = cost[2] if cost[2] == "-" else f"{cost[2]} times slower"
+            made = [config["draw"]["posterior"], config["draw"]["prior"], str(chains["posterior"]["steps"]), str(chains["prior"]["steps"])]
+            quality = [number(one, "fid", 2), number(one, "mse", 4)]
+            ends = [f"{steps:,}" if isinstance(steps, int) else "-", str(r["device"]), f"[{name}.json]({to_results}{name}.json)"]
+            rows.append([f"`{e}`", *made, *quality, *cost[:2], times, *ends])
+    return table(head, rows) if rows else ""
 
 
 def speed(results: Results, to_results: str) -> str:
@@ -276,7 +321,7 @@ def pictures(results: Results, root: Path, to_docs: str, everything: bool) -> st
 def readme_block(results: Results, root: Path) -> str:
     parts = [digits(results, "results/")]
     if any(column(r) for r in results.values()):
-        how = "MSE is `mse_100`; the FID is of 50,000 samples against all training images. More, with the baselines: [docs/results.md](docs/results.md)."
+        how = "MSE is `mse_100`, or in brackets how the run itself infers; the FID is of 50,000 samples against all training images. More, with the baselines: [docs/results.md](docs/results.md)."
         parts += [table_1(results, "results/", baselines=False), how, pictures(results, root, "docs/", everything=False)]
     else:
         parts.append("No results on the paper's data sets yet.")
@@ -290,10 +335,12 @@ def results_page(results: Results, root: Path) -> str:
     sections = [
         (
             "Table 1: images",
-            table_1(results, up, baselines=True) + "\n\nMSE is `mse_100`: see [protocol.md](protocol.md). Rows without a link are published numbers.",
+            table_1(results, up, baselines=True)
+            + "\n\nMSE is `mse_100`, or in brackets how the run itself infers: see [protocol.md](protocol.md). Rows without a link are published numbers.",
         ),
         ("Each result", details(results, up)),
         ("What the learned prior buys", ablation(results, up)),
+        ("Ways to draw z", side_by_side(results, up)),
         ("Pictures", pictures(results, root, "", everything=True)),
         ("Speed", speed(results, up)),
         ("Embedded digits", digits(results, up)),

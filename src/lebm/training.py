@@ -29,10 +29,11 @@ from lebm.runs import Run, check_run, started
 from lebm.state import TrainingState
 
 # Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
-MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT = 1e6, 1e4, 1e5
+MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
 # Root mean square displacement a coordinate under which a chain is called frozen (the paper's move by 0.4 and more),
 # and spread over the batch under which it has collapsed to a point.
 FROZEN, COLLAPSED = 0.02, 0.02
+NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
 HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.train
 
 
@@ -99,7 +100,7 @@ def pick_device(name: str) -> torch.device:
 
 def _build(config: Config, model: nn.Module | None) -> LatentEBM:
     if isinstance(model, LatentEBM):
-        for part in ("nz", "prior") if model.own_generator else ("nz", "prior", "generator"):
+        for part in ("nz", "prior", "draw", "encoder", "flow", *(() if model.own_generator else ("generator",))):
             mine, asked = getattr(model.config, part), getattr(config, part)
             if mine != asked:
                 raise ConfigError(f"the model has {part} = {mine}, the configuration {asked}; make them equal")
@@ -248,6 +249,8 @@ def diverged(row: Mapping[str, Any]) -> str | None:
         "z_neg": "lower chains.prior.step_size or learning.prior_rate",
         "z_pos": "lower chains.posterior.step_size, learning.generator_rate or learning.prior_rate, or raise generator.sigma",
         "log_px": "lower learning.generator_rate or chains.posterior.step_size, or raise generator.sigma",
+        "encoder": "lower learning.encoder_rate, or set learning.clip",
+        "flow": "lower learning.flow_rate and learning.prior_rate, or set learning.clip or learning.l2: flow and energy play against each other",
     }
     for key, limit, hint in (  # chains first: where they run away, the energies follow
         ("z_sq_neg", MAX_SQUARE, "z_neg"),
@@ -257,7 +260,13 @@ def diverged(row: Mapping[str, Any]) -> str | None:
         ("log_px", math.inf, "log_px"),
         ("grad_prior", math.inf, "f"),
         ("grad_generator", math.inf, "log_px"),
+        ("log_q_pos", MAX_LOG_Q, "encoder"),
+        ("grad_encoder", math.inf, "encoder"),
+        ("log_q_neg", MAX_LOG_Q, "flow"),
+        ("grad_flow", math.inf, "flow"),
     ):
+        if key not in row:  # a run without that network
+            continue
         value = row[key]
         if not math.isfinite(value) or abs(value) > limit:
             return f"{key} is {value:.4g}; {advice[hint]}"
@@ -273,13 +282,25 @@ def exploded(weights: Mapping[str, float]) -> str | None:
 
 
 def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
-    """Chains that do not move or that have collapsed to a point: learning goes on, but its samples mean little."""
+    """Chains that do not move, chains or networks that have collapsed: learning goes on, but its samples mean little."""
     for name, kind in (("neg", "prior"), ("pos", "posterior")):
         steps = getattr(chains, kind).steps
         if steps and row[f"disp_{name}"] < FROZEN:
             yield f"the {kind} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise chains.{kind}.step_size or .steps"
         if row[f"z_spread_{name}"] < COLLAPSED and batch > 1:
             yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
+    if row["step"] < SETTLED or batch == 1:
+        return
+    if row.get("q_spread_pos", 1.0) < COLLAPSED:
+        yield (
+            f"the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {row['q_spread_pos']:.2g}); "
+            "raise learning.encoder_rate, lower generator.sigma, or draw the posterior by warm with more steps"
+        )
+    if row.get("q_spread_neg", 1.0) < max(COLLAPSED, NARROW * row["z_spread_pos"]):
+        yield (
+            f"the flow has collapsed: its z spread by {row['q_spread_neg']:.2g}, those of the posterior by {row['z_spread_pos']:.2g}; "
+            "lower learning.prior_rate, raise learning.flow_rate, or draw the prior by warm or persistent"
+        )
 
 
 def _note(row: Mapping[str, Any]) -> str:

@@ -56,9 +56,9 @@ def _grad_f(z, w1, b1, w2, b2, w3, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.
 @triton.jit
 def prior_chain(
     out, start, seed, w1, b1, w2, b2, w3, rows, drift, size, zero,
-    K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr,
+    K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
-    """K Langevin steps of R rows a program, from N(0, I) to the prior; the start is kept too.
+    """K Langevin steps of R rows a program, to the prior; FRESH: from N(0, I), and the start is kept too; otherwise from `start`.
 
     `zero` is 0 at run time: it keeps the compiler from moving the weights' loads out of the loop, where they would not fit.
     """
@@ -67,8 +67,11 @@ def prior_chain(
     p = m[:, None] * NZ + i[None, :]
     s = tl.load(seed)
     counter = m[:, None] * ((K + 1) * NZ) + i[None, :]
-    z = tl.where(ok, tl.randn(s, counter), 0.0)
-    tl.store(start + p, z, mask=ok)
+    if FRESH:
+        z = tl.where(ok, tl.randn(s, counter), 0.0)
+        tl.store(start + p, z, mask=ok)
+    else:
+        z = tl.load(start + p, mask=ok, other=0.0)
     for k in range(0, K):
         q = k * zero
         g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, NZ, ND, LEAK)

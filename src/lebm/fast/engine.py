@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 
 from lebm.config import Config
 from lebm.fast import chain_kernels as kernels
-from lebm.fast.image import FastGenerator
+from lebm.fast.image import FastGenerator, fastest
 from lebm.fast.prior import FastPrior, PlainPrior, fits
 from lebm.generators import ImageGenerator
+from lebm.generators.image import as_floats
 from lebm.learn import Step
+from lebm.methods import Fresh, Proposed, follow
 from lebm.model import LatentEBM
 
 Iterate = Callable[[Tensor], Step]
@@ -22,8 +26,8 @@ Iterate = Callable[[Tensor], Step]
 class FusedStep:
     """Algorithm 1 on the kernels of this package: the same step as learn_step, in working precision and with its own noise.
 
-    Three streams: the posterior chain and the generator's update on the main one, the prior chain and the energy's update
-    beside it, and the energy's score of each posterior step on a third.
+    Three streams: the posterior chain and the generator's update on the main one, the prior chain and the other networks' updates
+    beside it, and the energy's score of each posterior step on a third. The ways to draw z are the reference's own, captured.
     """
 
     def __init__(
@@ -37,6 +41,11 @@ class FusedStep:
         device = model.device
         z = lambda: torch.zeros(rows, model.config.nz, device=device)  # noqa: E731
         self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, self.grad_f = z(), z(), z(), z(), z()
+        self.e_neg, self.e_pos = z(), z()  # the noise behind the starts, where a way other than the paper's makes them
+        self.fresh = {"prior": type(model.synthesis) is Fresh, "posterior": type(model.inference) is Fresh}
+        self.dtype = dtype
+        if not self.fresh["posterior"]:
+            model.inference.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.seeds = torch.zeros(2, dtype=torch.int64, device=device)
         self.generator.make_grads()
         _follow_layout(model, optimizer)
@@ -50,7 +59,8 @@ class FusedStep:
         with self.beside:
             self.prior.refresh()
             self.third.after(self.beside)
-            self.prior.chain(self.z_neg, self.z0_neg, self.seeds[:1], chains.prior)
+            self.start_prior()
+            self.prior.chain(self.z_neg, self.z0_neg, self.seeds[:1], chains.prior, self.fresh["prior"])
         self.third.after_main()
         self.generator.refresh(self.third)
         self.third.join()
@@ -58,6 +68,9 @@ class FusedStep:
         self.beside.after_main()
         with self.beside:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
+            self.model.synthesis.learn(self.e_neg, self.z_neg, self.model.prior.score)
+            if not self.follows:
+                self.learn_inference(rows)
         self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
         self.generator.backward(to_z=False)
         self.third.after_main()
@@ -66,17 +79,19 @@ class FusedStep:
         self.third.join()
         self.beside.join()
         if self.config.learning.clip:
-            for net in (self.model.prior, self.model.generator):
+            for net in self.model.networks().values():
                 nn.utils.clip_grad_norm_(list(net.parameters()), self.config.learning.clip)
         self.optimizer.step()
         return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
 
     def posterior_chain(self, rows: Tensor, energy: bool = True) -> None:
-        """K1 steps in place on z_pos, from N(0, I)."""
+        """K1 steps in place on z_pos, from N(0, I) or from where the run's way starts."""
         chain, total, block = self.config.chains.posterior, self.z_pos.numel(), 128
         k, nz, s = chain.steps, self.config.nz, chain.step_size
         grid = ((total + block - 1) // block,)
         kernels.draw_start[grid](self.z_pos, self.z0_pos, self.seeds[1:], total, k, nz, block)
+        if not self.fresh["posterior"]:
+            self.start_posterior(rows)
         for step in range(k):
             if energy:
                 self.third.after_main()
@@ -88,6 +103,46 @@ class FusedStep:
             kernels.posterior_update[grid](
                 self.z_pos, self.generator.part, self.grad_f, self.seeds[1:], total, 0.5 * s * s, s, step, k, nz, self.generator.split, block
             )
+
+    def start_prior(self) -> None:
+        if not self.fresh["prior"]:
+            self.e_neg.copy_(self.model.prior.draw_base(self.rows, self.rng))
+            self.z0_neg.copy_(self.model.synthesis.start(self.e_neg))
+
+    def start_posterior(self, rows: Tensor) -> None:
+        """From the noise in z_pos to the encoder's proposal, in place; an encoder that follows the score learns here."""
+        self.e_pos.copy_(self.z_pos)
+        with self.working_precision():
+            self.z0_pos.copy_(self.model.inference.start(self.e_pos, as_floats(rows)))
+        self.z_pos.copy_(self.z0_pos)
+        if self.follows:
+            self.learn_inference(rows)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the encoder's lesson needs the generator's buffers, so that it cannot go beside the generator's update."""
+        return isinstance(self.model.inference, Proposed) and self.model.inference.teach is follow
+
+    def learn_inference(self, rows: Tensor) -> None:
+        if not self.fresh["posterior"]:
+            with self.working_precision():
+                self.model.inference.learn(self.e_pos, self.z_pos, partial(self.posterior_score, rows), as_floats(rows))
+
+    def posterior_score(self, rows: Tensor, z: Tensor) -> Tensor:
+        """grad log p(z|x) of every row, from the same kernels as the chain's."""
+        z = z.float().contiguous()
+        if list(self.model.prior.parameters()):
+            self.prior.grad_f(z, self.grad_f)
+        self.generator.forward(z, rows, 1 / self.generator.sigma**2)
+        self.generator.backward()
+        return self.generator.part.sum(0) + self.grad_f - z
+
+    @contextmanager
+    def working_precision(self) -> Iterator[None]:
+        """For the encoder; without autocast's cache of cast weights, which would outlive a captured iteration."""
+        half = self.dtype is not torch.float32
+        with fastest(), torch.autocast(self.z_pos.device.type, dtype=self.dtype, cache_enabled=False) if half else nullcontext():
+            yield
 
     def energy_gradients(self) -> tuple[Tensor, Tensor]:
         """.grad of the energy network for f_neg - f_pos (equation 10) and the L2 term, where there is one."""
@@ -171,7 +226,12 @@ def _snapshot(
     model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator
 ) -> tuple[list[Tensor], dict[Tensor, dict[str, Tensor]], Tensor]:
     moments = {p: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
-    return [p.detach().clone() for p in model.parameters()], moments, rng.get_state()
+    return [v.clone() for v in _held(model)], moments, rng.get_state()
+
+
+def _held(model: LatentEBM) -> list[Tensor]:
+    """Weights, and the kept chains where there are any."""
+    return [p.detach() for p in model.parameters()] + list(model.buffers())
 
 
 @torch.no_grad()
@@ -180,7 +240,7 @@ def _put_back(
 ) -> None:
     values, moments, state = before
     torch.cuda.synchronize()
-    for p, v in zip(model.parameters(), values, strict=True):
+    for p, v in zip(_held(model), values, strict=True):
         p.copy_(v)
     for key, s in optimizer.state.items():
         for k, moment in s.items():

@@ -124,7 +124,7 @@ class FastGenerator:
         layer, s = self.middle[i], self.sides[i]
         ci, co = layer.in_channels, layer.out_channels
         if self.by_cudnn[i]:
-            with _fastest():
+            with fastest():
                 g = F.conv2d(self.g[i + 1].permute(0, 3, 1, 2), self._w_cudnn[i], stride=2, padding=1).permute(0, 2, 3, 1)
             self.g[i] = g.contiguous() if i == 0 else _masked(g, self.h[i], self.leak)
             return
@@ -154,7 +154,7 @@ class FastGenerator:
             g, h = self.g[i + 1].permute(0, 3, 1, 2), self.h[i].permute(0, 3, 1, 2)
             like = self._w_cudnn[i]  # only its shape and order count
             options = ([2, 2], [1, 1], [1, 1], True, [0, 0], 1, [False, True, False])
-            with _fastest():
+            with fastest():
                 _grad(layer.weight).copy_(torch.ops.aten.convolution_backward(g, h, like, None, *options)[1])
 
     def _bias_gradient(self, bias: Tensor | None, g: Tensor) -> None:
@@ -185,7 +185,7 @@ def _how(t: tiles.Tile) -> dict[str, int]:
     return {"num_warps": t.warps, "num_stages": t.stages}
 
 
-def _fastest() -> Any:
+def fastest() -> Any:
     """cuDNN tries its algorithms the first time it sees a shape, and keeps the best."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 

@@ -35,11 +35,11 @@ class FastPrior:
     def refresh(self) -> None:
         torch._foreach_copy_(self._work, self._masters)
 
-    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain) -> None:
-        """Fill start with N(0, I) and out with the chain's end, on every row."""
+    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
+        """Fill start with N(0, I), where it is `fresh`, and out with the chain's end, on every row."""
         rows, s, r = len(out), chain.step_size, tiles.PRIOR_ROWS
         kernels.prior_chain[(cdiv(rows, r),)](
-            out, start, seed, *self._args, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r,
+            out, start, seed, *self._args, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
 
@@ -59,10 +59,11 @@ class PlainPrior:
     def refresh(self) -> None:
         pass
 
-    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain) -> None:
+    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
         from lebm.sampler import langevin
 
-        start.copy_(self.prior.draw_base(len(out), self.rng))
+        if fresh:
+            start.copy_(self.prior.draw_base(len(out), self.rng))
         out.copy_(langevin(self.prior.score, start, chain, self.rng))
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:

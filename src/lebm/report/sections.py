@@ -19,6 +19,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "fid_gaussian": ("FID from N(0, I)", "the same generator without the learned prior"),
     "mse": ("Reconstruction error", "mean squared error a pixel on test images; lower is better"),
     "mse_100": ("Reconstruction error, 100 steps", "the same with a longer posterior chain"),
+    "iteration_ms": ("Milliseconds an update", "one learning iteration on this device"),
+    "infer_ms": ("Milliseconds to infer an image", "by the run's own way"),
+    "infer_chains_ms": ("Milliseconds by chains alone", "from N(0, I), as long as it takes for an equal error"),
+    "infer_ratio": ("Times sooner than chains alone", "at equal error"),
 }
 
 
@@ -76,7 +80,10 @@ def reconstructions(folder: Folder) -> str:
     image, mse = folder.picture("reconstructions"), folder.number("mse")
     if not image:
         return section("reconstructions", "Test reconstructions", note("No reconstructions yet: evaluate the run to draw them."))
-    words = "Images the model never saw in learning, each above its reconstruction: a posterior chain finds z, the generator draws it again."
+    way = {"amortised": "the encoder finds z", "warm": "the encoder proposes z, a short chain refines it"}
+    by = flatten(folder.result.get("protocol")).get("mse.by", folder.setting("draw.posterior"))  # the run's own, or what it was measured by
+    how = way.get(str(by), "a posterior chain finds z")
+    words = f"Images the model never saw in learning, each above its reconstruction: {how}, the generator draws it again."
     alt = "Rows of test images, each with its reconstruction beneath"
     body = picture(image, alt, "Original above, reconstruction beneath", "", score("Mean squared error a pixel", mse))
     return section("reconstructions", "Test reconstructions", f"<p>{words}</p>{body}")
@@ -210,8 +217,26 @@ def model_sentence(folder: Folder) -> str:
         return "A generator p<sub>β</sub>(x|z) on the fixed prior N(0, I), learned by maximum likelihood with short Langevin chains: the ablation."
     return (
         "A latent space energy-based prior: p<sub>α</sub>(z) ∝ exp(f<sub>α</sub>(z)) N(z; 0, I) stands on a generator p<sub>β</sub>(x|z), "
-        "and short Langevin chains teach both by maximum likelihood."
+        f"and short Langevin chains teach both by maximum likelihood.{ways_sentence(folder)}"
     )
+
+
+STARTS = {
+    "amortised": "an encoder infers z without a chain",
+    "flow": "a flow draws z from the prior without a chain",
+    "persistent": "prior chains go on from update to update",
+}
+
+
+def ways_sentence(folder: Folder) -> str:
+    """What the run does otherwise than the paper."""
+    posterior, prior = folder.setting("draw.posterior"), folder.setting("draw.prior")
+    said = [
+        "an encoder proposes where posterior chains start" if posterior == "warm" else STARTS.get(str(posterior)),
+        "a flow proposes where prior chains start" if prior == "warm" else STARTS.get(str(prior)),
+    ]
+    words = " and ".join(w for w in said if w)
+    return f" Here {words}." if words else ""
 
 
 def is_gaussian(folder: Folder) -> bool:

@@ -1,0 +1,123 @@
+"""q_phi(z|x): networks from x to the mean and spread of a diagonal Gaussian over z."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lebm.config import Config, hidden_layers
+from lebm.errors import ConfigError
+from lebm.generators.image import default_widths
+from lebm.prior import log_normal
+
+LOWEST, HIGHEST = -7.0, 3.0  # of log std: keeps the likelihood of a refined z finite
+
+
+class GaussianEncoder(nn.Module):
+    """q(z|x) = N(mean(x), diag std(x)^2). Below it stands a network with 2 nz outputs: mean, then log std."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log std."""
+        mean, log_std = self.net(x).chunk(2, -1)
+        return mean, _between(log_std)
+
+    def draw(self, e: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        mean, log_std = self(x)
+        e = e.to(mean.dtype)
+        return mean + log_std.exp() * e, log_normal(e) - log_std.sum(-1)
+
+    def log_prob(self, z: Tensor, x: Tensor | None) -> Tensor:
+        mean, log_std = self(x)
+        return log_normal((z - mean) * (-log_std).exp()) - log_std.sum(-1)
+
+    def describe(self, z0: Tensor, x: Tensor | None) -> dict[str, Tensor]:
+        """Of means, not of draws: an encoder that ignores x still spreads its draws."""
+        mean, log_std = self(x)
+        return {"q_spread": mean.std(0, correction=0).mean(), "q_std": log_std.exp().mean()}
+
+
+def _between(log_std: Tensor) -> Tensor:
+    """Softly inside (LOWEST, HIGHEST), with slope 1 at 0 on either side: no gradient ever dies."""
+    return torch.where(log_std < 0, LOWEST * torch.tanh(log_std / LOWEST), HIGHEST * torch.tanh(log_std / HIGHEST))
+
+
+class ImageNet(nn.Module):
+    """The image generator in the mirror: strided convolutions down to its first map, and one linear layer to 2 nz numbers."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        g, width = config.generator, config.encoder.width
+        self.leak, self.side = g.leak, g.size
+        widths = [w * width for w in reversed(g.widths or default_widths(hidden_layers(g)))]
+        first = nn.Conv2d(g.channels, widths[0], *((4, 2, 1) if g.last == "up" else (3, 1, 1)))
+        self.layers = nn.ModuleList([first, *(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths))])
+        self.head = nn.Linear(widths[-1] * g.base**2, 2 * config.nz)
+        for layer in self.layers:
+            nn.init.kaiming_normal_(layer.weight, self.leak)  # type: ignore[arg-type]
+        _quiet(self.head, config.nz)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), self.leak)
+        with torch.autocast(x.device.type, enabled=False):  # z is float32, whatever the maps are
+            return self.head(x.flatten(1).to(self.head.weight.dtype))
+
+    def flops(self, rows: int) -> float:
+        """Multiply-adds, times two, of one forward pass."""
+        total, side = 2.0 * self.head.weight.numel(), self.side
+        for layer in self.layers:
+            side //= int(layer.stride[0])  # type: ignore[index]
+            total += 2.0 * side**2 * layer.weight.numel()  # type: ignore[operator]
+        return rows * total
+
+
+class FlatNet(nn.Module):
+    """The same for x of any shape, by an MLP on its flattened values; depth 0 is linear."""
+
+    def __init__(self, size: int, nz: int, width: int, depth: int) -> None:
+        super().__init__()
+        sizes = [size] + [width] * depth + [2 * nz]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        _quiet(self.layers[-1], nz)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = F.silu(layer(x))
+        return last(x)
+
+
+def _quiet(head: Any, nz: int) -> None:
+    """Starts near N(0, I), where the paper's chains start."""
+    nn.init.xavier_normal_(head.weight, 0.1)
+    nn.init.zeros_(head.bias)
+
+
+# generator.kind -> network; a text generator's goes here
+ENCODERS = {"image": ImageNet}
+
+
+def make_encoder(config: Config, generator: nn.Module, own: bool) -> GaussianEncoder:
+    """For the generators of the package a network of their kind. A generator of your own may bring its own, `make_encoder(nz)`
+    (a module from x to 2 nz numbers a row), or say the `shape` of a row of x and get an MLP."""
+    if not own:
+        return GaussianEncoder(ENCODERS[config.generator.kind](config))
+    make, shape = getattr(generator, "make_encoder", None), getattr(generator, "shape", None)
+    if make is not None:
+        return GaussianEncoder(make(config.nz))
+    if shape is None:
+        raise ConfigError(
+            f"draw.posterior is {config.draw.posterior}, which needs an encoder, and the generator {type(generator).__name__} "
+            "does not say for what; give it a `shape` (of a row of x) or a method `make_encoder(nz)`"
+        )
+    return GaussianEncoder(FlatNet(math.prod(shape), config.nz, config.encoder.width, config.encoder.depth))

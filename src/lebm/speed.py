@@ -1,0 +1,50 @@
+"""How long a learned model takes: a learning iteration, and the inference of an image beside chains that do it as well."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lebm.bench import Ours, milliseconds
+from lebm.metrics.reconstruction import mean_squared_error
+from lebm.model import LatentEBM
+
+FIRST, MOST = 20, 5120  # steps of the shortest and the longest chain that inference is compared with
+
+
+def iteration_ms(model: LatentEBM, rows: Tensor) -> float:
+    """One learning iteration of the run's configuration, by the engine that `lebm train` takes on this device; the model stays as it is."""
+    rows = rows.to(model.device)
+    engine = Ours(model.config, rows, model.device).engine
+    return milliseconds(lambda: engine(rows), model.device)
+
+
+def inference(
+    model: LatentEBM, x: Tensor, seed: int, by: str | None, update: Callable[[int, int], None]
+) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Milliseconds an image by the chosen way, and by chains from N(0, I) doubled until they reconstruct no worse."""
+
+    def reconstructed(steps: int | None, by: str | None) -> tuple[float, float]:
+        begun = time.perf_counter()
+        z = model.infer(x, seed, steps, shared_noise=False, by=by)  # comes back on the CPU: the device is done
+        ms = 1e3 * (time.perf_counter() - begun) / len(x)
+        return mean_squared_error(x, model.decode(z).cpu()), ms
+
+    drawing = model.drawing("posterior", by)
+    reconstructed(None, by)  # warms up
+    error, own = reconstructed(None, by)
+    how = {"images": len(x), **drawing.protocol(), "mse": error, "code_path": "reference"}
+    if drawing.by == "langevin":
+        return {"infer_ms": own, "infer_chains_ms": None, "infer_ratio": None}, how
+    steps, again, other = FIRST // 2, math.inf, 0.0
+    while again > error and steps < MOST:
+        steps *= 2
+        again, other = reconstructed(steps, "langevin")
+        update(steps, MOST)
+    what = "no larger error" if again <= error else "still a larger error"
+    how |= {"chains": f"from N(0, I), doubled from {FIRST} to {steps} steps: {what}", "chains_mse": again}
+    return {"infer_ms": own, "infer_chains_ms": other, "infer_ratio": other / own}, how

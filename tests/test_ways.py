@@ -1,0 +1,194 @@
+"""Runs with ways to draw z of their own, from training to the published number: files, commands, results, tables."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import lebm
+from lebm import checkpoint, cli, results, speed, tables
+from lebm.config import resolve
+from lebm.errors import ConfigError, DataError
+from lebm.evaluate import evaluate, evaluate_all
+
+pytest.importorskip("zuko")
+TINY = ["nz=4", "prior.width=8", "generator.ngf=3", "encoder.width=2", "flow.width=8", "flow.layers=2", "draw.chains=30", "training.batch=20"]
+TINY += ["chains.prior.steps=3", "chains.posterior.steps=2", "training.steps=3", "data.limit=60"]
+MODES = {
+    "paper": [],
+    "warm": ["draw.posterior=warm", "draw.prior=persistent"],
+    "networks": ["draw.posterior=amortised", "draw.prior=flow", "learning.ema=0.5"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, settings in MODES.items():
+        lebm.train(resolve("digits", [*TINY, *settings, f"experiment={name}"]), run=folder / name, device="cpu")
+    return folder
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_saved_model_draws_what_the_learned_one_drew(tmp_path, name):
+    model = lebm.train(resolve("digits", [*TINY, *MODES[name]]), run=tmp_path / "run", device="cpu")
+    again, x = lebm.load(tmp_path / "run"), torch.zeros(3, 1, 8, 8)
+    assert torch.equal(model.sample(5), again.sample(5))
+    for call in ("infer", "reconstruct", "anomaly_score"):
+        assert torch.equal(getattr(model, call)(x), getattr(again, call)(x))
+    assert set(checkpoint.load_tensors(tmp_path / "run" / "model.safetensors")[0]) == set(model.state_dict())
+
+
+def test_a_generator_of_your_own_gets_an_encoder_for_its_shape(tmp_path):
+    class Line(torch.nn.Module):
+        shape = (3,)
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def decode(self, z):
+            return self.layer(z)
+
+        def log_prob(self, x, z):
+            return -(x - self.decode(z)).square().sum(1)
+
+    x = torch.randn(40, 3)
+    model = lebm.train(resolve("digits", [*TINY, *MODES["warm"]]), x, Line(), run=tmp_path / "run", device="cpu")
+    again = lebm.load(tmp_path / "run", generator=Line())
+    assert torch.equal(model.infer(x), again.infer(x)) and not torch.equal(model.infer(x), model.infer(x, by="amortised"))
+
+
+def test_models_from_before_the_ways_load(runs, tmp_path):
+    tensors, meta = checkpoint.load_tensors(runs / "paper" / "model.safetensors")
+    for key in ("draw", "encoder", "flow"):
+        del meta["config"][key]
+    for key in ("encoder_rate", "flow_rate"):
+        del meta["config"]["learning"][key]
+    checkpoint.save_tensors(tmp_path / "old.safetensors", tensors, meta)
+    assert torch.equal(lebm.load(tmp_path / "old.safetensors").sample(3), lebm.load(runs / "paper").sample(3))
+    assert not [k for k in tensors if k.startswith(("inference", "synthesis"))]
+
+
+def test_going_on_with_a_model_needs_its_ways(runs):
+    model = lebm.load(runs / "paper")
+    with pytest.raises(ConfigError, match="the model has draw = .*langevin.*the configuration .*warm"):
+        lebm.train(resolve("digits", [*TINY, "draw.posterior=warm"]), model=model, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "frechet", "mse"),
+    [
+        ("paper", {}, ("langevin", 3), ("langevin", [2, 100])),
+        ("warm", {}, ("persistent", 3), ("warm", [2, 100])),
+        ("warm", {"prior_by": "langevin", "posterior_by": "amortised"}, ("langevin", 3), ("amortised", [0])),
+        ("networks", {}, ("flow", 0), ("amortised", [0])),
+        ("networks", {"posterior_by": "langevin"}, ("flow", 0), ("langevin", [100])),
+    ],
+)
+def test_every_number_says_how_its_z_was_drawn(runs, name, options, frechet, mse):
+    summary = evaluate(runs / name, ("frechet", "mse"), samples=40, limit=20, device="cpu", pictures=False, **options)
+    protocol, metrics = summary["protocol"], summary["metrics"]
+    assert (protocol["frechet"]["by"], protocol["frechet"]["chain_steps"]) == frechet
+    assert (protocol["mse"]["by"], protocol["mse"]["chain_steps"]) == mse
+    assert [metrics[k] is not None for k in ("mse", "mse_100")] == [mse[1] != [100], 100 in mse[1]]
+    assert math.isfinite(metrics["frechet"])
+
+
+def test_the_report_of_a_run_names_its_ways(runs):
+    evaluate(runs / "warm", ("mse",), limit=10, device="cpu")
+    page = (runs / "warm" / "report.html").read_text(encoding="utf-8")
+    assert "an encoder proposes where posterior chains start and prior chains go on from update to update" in page
+    assert "the encoder proposes z, a short chain refines it" in page
+    evaluate(runs / "networks", ("mse",), limit=10, device="cpu", posterior_by="langevin")
+    assert (runs / "networks" / "figures" / "reconstructions.png").is_file()
+
+
+def test_ways_that_a_run_does_not_have_are_refused_before_the_work(runs):
+    for options, words in (({"prior_by": "flow"}, "has no flow"), ({"posterior_by": "flow"}, "there are langevin, amortised, warm")):
+        with pytest.raises(DataError, match=words):
+            evaluate(runs / "warm", ("mse",), device="cpu", **options)
+
+
+def test_side_by_side_is_one_result_and_a_table(runs, tmp_path):
+    summary = evaluate_all([runs / n for n in MODES], ("frechet", "mse"), True, samples=40, limit=20, device="cpu", pictures=False)
+    results.write(tmp_path / "results" / "modes.json", summary)
+    found = tables.read_results(tmp_path / "results")
+    assert set(found["modes"]["metrics"]) == set(MODES) == set(found["modes"]["config"]) == set(found["modes"]["protocol"])
+    assert tables.column(found["modes"]) is None  # not a row of Table 1
+    lines = tables.side_by_side(found, "results/").splitlines()
+    assert len(lines) == 2 + len(MODES)
+    assert lines[3].startswith("| `warm` | warm | persistent | 2 | 3 |") and f"{summary['metrics']['warm']['mse']:.4f}" in lines[3]
+    with pytest.raises(ConfigError, match="a name of its own"):
+        evaluate_all([runs / "warm", runs / "warm"], ("mse",), True)
+    with pytest.raises(ConfigError, match="not one experiment"):
+        evaluate_all([runs / "warm", runs / "paper"], ("mse",))
+
+
+def test_table_1_shows_the_error_of_a_runs_own_inference():
+    result = {"config": {"draw": {"posterior": "warm"}}, "metrics": {"mse": 0.00312, "mse_100": 0.0029}}
+    assert tables.own_mse(result) == "0.0031 (warm)"
+    for config in ({}, {"draw": {"posterior": "langevin"}}, None):
+        assert tables.own_mse({**result, "config": config}) == "0.0029"
+
+
+def test_inference_is_timed_against_chains_of_equal_error(monkeypatch):
+    """A model whose error is known: the encoder alone has 0.5, a chain of K steps 10/K; so 20 steps suffice."""
+    calls = []
+
+    class Known:
+        def drawing(self, kind, by):
+            return lebm.LatentEBM(resolve("digits", ["draw.posterior=amortised"])).drawing(kind, by)
+
+        def infer(self, x, seed, steps, shared_noise, by):
+            calls.append((by, steps))
+            return torch.full((len(x), 1), 0.5 if by != "langevin" else 10 / steps)
+
+        def decode(self, z):
+            return z.sqrt()
+
+    monkeypatch.setattr(speed, "FIRST", 5)
+    numbers, how = speed.inference(Known(), torch.zeros(4, 1), 0, None, lambda *_: None)
+    assert calls == [(None, None), (None, None), ("langevin", 4), ("langevin", 8), ("langevin", 16), ("langevin", 32)]
+    assert how["mse"] == pytest.approx(0.5) and how["chains_mse"] == pytest.approx(10 / 32) and how["by"] == "amortised"
+    assert numbers["infer_ratio"] == pytest.approx(numbers["infer_chains_ms"] / numbers["infer_ms"])
+    monkeypatch.setattr(speed, "MOST", 8)
+    assert "still a larger error" in speed.inference(Known(), torch.zeros(4, 1), 0, None, lambda *_: None)[1]["chains"]
+
+
+def test_speed_of_a_run(runs):
+    for name in ("paper", "warm"):
+        summary = evaluate(runs / name, ("speed",), limit=10, device="cpu", pictures=False)
+        m = summary["metrics"]
+        assert m["iteration_ms"] > 0 and m["infer_ms"] > 0
+        assert (m["infer_chains_ms"] is None) == (name == "paper")
+    assert json.loads((runs / "warm" / "metrics.json").read_text())["protocol"]["speed"]["by"] == "warm"
+
+
+def run(capsys, *words):
+    import sys
+    from unittest import mock
+
+    with mock.patch.object(sys, "argv", ["lebm", *map(str, words)]), pytest.raises(SystemExit) as e:
+        cli.main()
+    shown = capsys.readouterr()
+    return int(e.value.code or 0), " ".join((shown.out + shown.err).split())
+
+
+def test_commands_take_the_runs_way_or_another(runs, tmp_path, capsys):
+    code, said = run(capsys, "sample", runs / "warm", "-n", 4, "--out", tmp_path / "s.png")
+    assert code == 0 and "z by persistent (a kept chain, continued, 3 steps)" in said
+    code, said = run(capsys, "sample", runs / "warm", "-n", 4, "--by", "langevin", "--out", tmp_path / "s.png")
+    assert code == 0 and "z by" not in said
+    code, said = run(capsys, "reconstruct", runs / "networks", "--input", tmp_path / "s.png", "--out", tmp_path / "r.npz")
+    assert code == 0 and "z by amortised (the encoder alone)" in said
+    code, said = run(capsys, "score", runs / "warm", "--by", "amortised", "--input", tmp_path / "s.png", "--out", tmp_path / "r.csv")
+    assert code == 0 and "z by amortised" in said
+    code, said = run(capsys, "score", runs / "paper", "--by", "warm", "--input", tmp_path / "s.png", "--out", tmp_path / "r.csv")
+    assert code == 2 and "has no encoder" in said
+    words = ("evaluate", runs / "warm", runs / "paper", "--beside", "--metrics", "mse", "--limit", 9, "--result", tmp_path / "modes.json")
+    code, said = run(capsys, *words, "--device", "cpu")
+    assert code == 0 and json.loads((tmp_path / "modes.json").read_text())["experiment"] == tables.SIDE_BY_SIDE
+    code, said = run(capsys, "train", "digits", "--set", "draw.posterior=warm", "--dry-run")
+    assert code == 0 and "encoder" in said
