@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "prior": {"config"},
     "generators": {"config"},
     "model": SMALL,
+    "likelihood": BELOW_LEARN,
     "learn": BELOW_LEARN,
     "methods": BELOW_LEARN | {"learn"},
     "fast": BELOW_LEARN | {"learn"},  # it stands in for learn_step and returns the same Step
