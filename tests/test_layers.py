@@ -42,6 +42,8 @@ MAY_IMPORT = {
     "detector": ANY,
     "figures": ANY,
     "report": ANY,
+    "analysis": ANY,
+    "explore": ANY,
     "bench": ANY,
     "cli": ANY,
     "__init__": ANY,
