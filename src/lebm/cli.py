@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import io
 import os
 import shlex
 import sys
+import threading
+import webbrowser
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +32,7 @@ from lebm.data import DATASETS, data_root, download, read_inputs
 from lebm.errors import Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate as evaluate_run
 from lebm.evaluate import evaluate_all as evaluate_runs
+from lebm.explore import Lab, Server
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.model import LatentEBM, load
@@ -333,6 +337,27 @@ def report_(
             say(f"left out, {note}")
     path = report.write(runs[0], to) if len(runs) == 1 else report.compare(runs, to or Path("comparison.html"))
     print(f"report: {path.resolve()}")
+
+
+@app.command()
+def explore(
+    run: FolderArg,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")] = False,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+) -> None:
+    """A page on this machine to play with the model: chains, directions in z, your own pictures. Ctrl-C ends it."""
+    subject = analysis.Subject(run, device.value, data_dir)
+    say("looking for the strongest directions in z ...")
+    with fitting_threads(subject.model), Server(Lab(subject), port) as server:
+        print(f"open {server.address}", flush=True)
+        say("the address holds a secret and works on this machine only; Ctrl-C ends it")
+        threading.Thread(target=server.lab.reference, daemon=True).start()  # ready when the first picture comes
+        if open_page:
+            webbrowser.open(server.address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ FROZEN = 0.1  # root mean square way a coordinate in K0 steps, below which a cha
 DRIFT = 0.25  # change of the mean energy over the last half, in standard deviations over chains
 SATURATED = 0.1  # growth of the share of values at the limits of their range
 RUNAWAY = 2.0  # growth of mean z^2
+BEYOND = 1.0  # change of the mean energy from K0 to the end, in standard deviations over chains
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Signs:
 
     moved: float  # root mean square way a coordinate within K0 steps
     drift: float  # mean energy of the last quarter minus that of the one before, over the spread between chains
+    beyond: float  # mean energy of the last quarter minus that at K0, over the same spread
+    settled: int  # the step from which the mean energy stays near that of the last quarter
+    steps: tuple[int, int]  # K0, and how far the chains were followed
     saturation: tuple[float, float]  # share of decoded values beyond 0.98 in size, at K0 and at the end
     size: tuple[float, float]  # mean z^2 at K0 and at the end
 
@@ -61,9 +66,17 @@ def verdict(signs: Signs) -> tuple[str, str]:
             f"The mean energy is still on its way when the chains end ({way} of {abs(signs.drift):.2f} standard deviations between the last two "
             f"quarters; steady is below {DRIFT:g}): K0 steps do not reach where the chains are going."
         )
+    k0, end = signs.steps
+    if abs(signs.beyond) > BEYOND:
+        return "drifting", (
+            f"The mean energy goes on to {'fall' if signs.beyond < 0 else 'rise'} after K0 = {k0} steps, by {abs(signs.beyond):.1f} standard deviations "
+            f"between chains, and settles near step {signs.settled}: samples at K0 are those of a short run, not of the prior itself. Longer chains "
+            f"stay in order (pixels at full black or white {s0:.1%} at K0, {s1:.1%} at step {end}; mean z² {z0:.2f} and {z1:.2f})."
+        )
     return "steady", (
-        f"Between the last two quarters the mean energy changes by {signs.drift:+.2f} standard deviations (steady is below {DRIFT:g} in size), "
-        f"the share of pixels at full black or white goes from {s0:.1%} at K0 to {s1:.1%}, the mean z² from {z0:.2f} to {z1:.2f}: "
+        f"From K0 = {k0} to the end at step {end} the mean energy changes by {abs(signs.beyond):.2f} standard deviations between chains (steady is below {BEYOND:g}), "
+        f"between the last two quarters by {abs(signs.drift):.2f}; "
+        f"the share of pixels at full black or white goes from {s0:.1%} to {s1:.1%}, the mean z² from {z0:.2f} to {z1:.2f}: "
         "walking on changes nothing."
     )
 
@@ -76,7 +89,8 @@ def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
     steps = max(TIMES_K0 * k0, LEAST)
     with subject.bar("following chains") as update:
         energy, states = follow(model, steps, k0, seed, update)
-    word, sentence = verdict(signs(model, energy, states, k0))
+    seen = signs(model, energy, states, k0)
+    word, sentence = verdict(seen)
     with subject.bar("annealing for log Z") as update:
         z_hat = log_z(model.prior, seed=seed, progress=update)
     x = as_floats(subject.splits.train[:INFERRED])
@@ -92,12 +106,14 @@ def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
         "words": sentence,
         "chain": {"chains": WATCHED, "steps": steps, "trained": k0, "step_size": model.config.chains.prior.step_size},
         "statistics": {
+            "settled_at_step": seen.settled,
             "split_rhat": round(split_rhat(draws), 4),
             "ess": round(ess, 1),
             "draws": int(draws.size),
             "steps_per_independent_draw": round(draws.size / ess, 1),
         },
         "log_z": {"value": z_hat.value, "error": z_hat.error, "ess": z_hat.ess, "chains": z_hat.chains, "temperatures": z_hat.temperatures},
+        "signs": dataclasses.asdict(seen),
         "profile": profile(energy),
         "autocorrelation": np.round(rho[: max(2, min(len(rho) // 2, 4 * k0 + 1))], 4).tolist(),
         "f": histograms(f),
@@ -127,13 +143,16 @@ def signs(model: LatentEBM, energy: np.ndarray, states: list[Tensor], k0: int) -
     start, short, far = states
     quarter = len(energy) // 4
     last, before = energy[-quarter:].mean(0), energy[-2 * quarter : -quarter].mean(0)
-    spread = float(energy[-2 * quarter :].std(1).mean())
-    change = float((last - before).mean())
-    drift = change / spread if spread > 0 else 0.0 if change == 0 else float(np.sign(change) * np.inf)
+    spread = max(float(energy[-2 * quarter :].std(1).mean()), 1e-12)
+    mean = energy.mean(1)
+    drift, beyond = float((last - before).mean()) / spread, float(last.mean() - mean[k0]) / spread
+    away = np.flatnonzero(np.abs(mean - last.mean()) > DRIFT * spread)
     saturation = [float((model.decode(z[:WATCHED]).abs() > 0.98).float().mean()) for z in (short, far)]
     sizes = [float(z.square().mean()) for z in (short, far)]
     moved = float((short - start).square().mean().sqrt()) if k0 else float((far - start).square().mean().sqrt())
-    return Signs(moved, drift, (saturation[0], saturation[1]), (sizes[0], sizes[1]))
+    return Signs(
+        moved, drift, beyond, int(away[-1]) + 1 if len(away) else 0, (k0, len(energy) - 1), (saturation[0], saturation[1]), (sizes[0], sizes[1])
+    )
 
 
 def histograms(f: dict[str, np.ndarray], bins: int = 40) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def lines(
         "x": x_label,
         "series": [{"name": s.name, "colour": s.colour, "x": _numbers(s.x), "y": _numbers(s.y)} for s in series if len(s.y)],
     }
-    legend = [(s.name, s.colour) for s in series if s.name and len(series) > 1]
+    washes = iter((0.25, 0.45, 0.65))  # areas without a line are keyed by how dark they are
+    legend = [(s.name, s.colour, 1 if len(s.y) else next(washes)) for s in series if s.name and len(series) > 1]
     return _card(title, legend, "".join(parts), f'data-chart="{escape(json.dumps(hover))}" data-name="{escape(name)}"')
 
 
@@ -107,12 +108,12 @@ def scatter(title: str, groups: Sequence[Series], x_label: str, y_label: str, *,
     for s in groups:
         dots = "".join(f"M{x(a):.1f} {y(b):.1f}h.1" for a, b in zip(s.x, s.y, strict=True))
         parts.append(f'<path class="dots c{s.colour}" d="{dots}"/>')
-    return _card(title, [(s.name, s.colour) for s in groups if len(groups) > 1], "".join(parts), "")
+    return _card(title, [(s.name, s.colour, 1.0) for s in groups if len(groups) > 1], "".join(parts), "")
 
 
-def _card(title: str, legend: Sequence[tuple[str, int]], body: str, data: str) -> str:
-    keys = "".join(f'<span class="key c{c}">{escape(n)}</span>' for n, c in legend)
-    words = escape(title + (": " + ", ".join(n for n, _ in legend) if legend else ""))
+def _card(title: str, legend: Sequence[tuple[str, int, float]], body: str, data: str) -> str:
+    keys = "".join(f'<span class="key c{c}" style="--o:{o}">{escape(n)}</span>' for n, c, o in legend)
+    words = escape(title + (": " + ", ".join(n for n, *_ in legend) if legend else ""))
     focus = 'tabindex="0" ' if data else ""
     return (
         f'<figure class="card chart"><figcaption><strong>{escape(title)}</strong><span class="keys">{keys}</span></figcaption>'

@@ -64,6 +64,7 @@ def diagnostics(folder: Folder) -> str:
     stats, z, chain = d["statistics"], d["log_z"], d["chain"]
     head = f'<p class="verdict {GOOD.get(d["verdict"], "bad")}"><b>{text(d["verdict"]).capitalize()}</b> {text(d["words"])}</p>'
     facts = [
+        ("settled at step", stats["settled_at_step"], f"where the mean energy stays near its end; K₀ is {chain['trained']}"),
         ("split R-hat of f", stats["split_rhat"], "1 where chains agree; above about 1.05 they remember their starts"),
         ("effective sample size", stats["ess"], f"of {stats['draws']:,} values of f after the first {chain['trained']} steps"),
         ("steps for an independent draw", stats["steps_per_independent_draw"], "autocorrelation time of f"),
