@@ -84,7 +84,7 @@ def server(run):
         thread.join(10)
 
 
-def test_the_report(run):
+def test_the_report(run, rough_log_z):
     assert analysis.complete(analysis.Subject(run, "cpu")) == []
     with browser() as page:
         page.get(report.write(run).as_uri())
@@ -105,7 +105,7 @@ def test_the_report(run):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_report_on_a_phone(run, dark):
+def test_the_report_on_a_phone(run, dark, rough_log_z):
     analysis.complete(analysis.Subject(run, "cpu"))
     with browser(390, dark) as page:
         page.get(report.write(run).as_uri())

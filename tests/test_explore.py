@@ -3,7 +3,6 @@
 import http.client
 import io
 import json
-import os
 import socket
 import threading
 
@@ -28,7 +27,7 @@ def server(tmp_path_factory):
     lebm.train({"preset": "digits", "training.steps": 3, "chains.prior.steps": 5, "data.limit": 200}, run=run)
     (run / "report.html").write_text("<p>a report")
     (run.parent / "secret.html").write_text("outside")
-    os.symlink(run.parent / "secret.html", run / "link.html")
+    (run / "link.html").symlink_to(run.parent / "secret.html")
     with Server(Lab(analysis.Subject(run, "cpu"))) as s:
         thread = threading.Thread(target=s.serve_forever, daemon=True)
         thread.start()

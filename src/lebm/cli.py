@@ -125,6 +125,8 @@ def demo(
     train_model(config, run=run, resume=run.exists(), device=device.value, console=console)
     summary = evaluate_run(run, device=device.value, console=console)
     _print_metrics(summary)
+    analysis.complete(analysis.Subject(run, device.value, console=console))
+    report.write(run)
     m = summary["metrics"]
     print(
         f"Samples from the learned prior lie {m['frechet_gaussian'] / m['frechet']:.1f} times closer to the data than samples "
@@ -332,8 +334,8 @@ def report_(
     """One self-contained page about a run, or about several side by side."""
     if to is not None:
         _check_target("--out", to, ".html")
-    for run in runs if compute else []:
-        for note in analysis.complete(analysis.Subject(run, device.value, data_dir, console)):
+    for subject in [analysis.Subject(run, device.value, data_dir, console) for run in runs] if compute else []:
+        for note in analysis.complete(subject):
             say(f"left out, {note}")
     path = report.write(runs[0], to) if len(runs) == 1 else report.compare(runs, to or Path("comparison.html"))
     print(f"report: {path.resolve()}")

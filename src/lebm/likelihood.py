@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from lebm.config import Chain
@@ -214,6 +213,8 @@ def _log_weights(model: LatentEBM, rows: Tensor, chain: Chain, particles: int, t
 
 def _proposal(model: LatentEBM, joint: Density, n: int, particles: int, chain: Chain, seed: int) -> tuple[Tensor, Tensor]:
     """Mean and Cholesky factor of a Gaussian for every row, fitted to the second half of its posterior chains."""
+    from sklearn.covariance import ledoit_wolf  # takes a second to import
+
     nz, rng = model.config.nz, stream(seed, "likelihood/fit", model.device)
     seen: list[Tensor] = []
 

@@ -43,6 +43,7 @@ class Signs:
     steps: tuple[int, int]  # K0, and how far the chains were followed
     saturation: tuple[float, float]  # share of decoded values beyond 0.98 in size, at K0 and at the end
     size: tuple[float, float]  # mean z^2 at K0 and at the end
+    variety: tuple[float, float]  # standard deviation of a decoded value over chains, at K0 and at the end
 
 
 def verdict(signs: Signs) -> tuple[str, str]:
@@ -70,8 +71,8 @@ def verdict(signs: Signs) -> tuple[str, str]:
     if abs(signs.beyond) > BEYOND:
         return "drifting", (
             f"The mean energy goes on to {'fall' if signs.beyond < 0 else 'rise'} after K0 = {k0} steps, by {abs(signs.beyond):.1f} standard deviations "
-            f"between chains, and settles near step {signs.settled}: samples at K0 are those of a short run, not of the prior itself. Longer chains "
-            f"stay in order (pixels at full black or white {s0:.1%} at K0, {s1:.1%} at step {end}; mean z² {z0:.2f} and {z1:.2f})."
+            f"between chains, and settles near step {signs.settled}: samples at K0 are those of a short run, not of the prior itself. From K0 to step "
+            f"{end} the spread of a pixel over samples goes from {signs.variety[0]:.2f} to {signs.variety[1]:.2f}, the mean z² from {z0:.2f} to {z1:.2f}."
         )
     return "steady", (
         f"From K0 = {k0} to the end at step {end} the mean energy changes by {abs(signs.beyond):.2f} standard deviations between chains (steady is below {BEYOND:g}), "
@@ -84,7 +85,7 @@ def verdict(signs: Signs) -> tuple[str, str]:
 @torch.no_grad()
 def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
     """Chains followed far beyond K0; f, z and log Z of prior, posterior and N(0, I). Numbers for analysis.json."""
-    model = subject.model
+    model, x = subject.model, as_floats(subject.splits.train[:INFERRED])  # data that is not here is said at once
     k0 = model.config.chains.prior.steps
     steps = max(TIMES_K0 * k0, LEAST)
     with subject.bar("following chains") as update:
@@ -93,7 +94,6 @@ def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
     word, sentence = verdict(seen)
     with subject.bar("annealing for log Z") as update:
         z_hat = log_z(model.prior, seed=seed, progress=update)
-    x = as_floats(subject.splits.train[:INFERRED])
     with subject.bar("inferring") as update:
         z_pos = model.infer(x, seed, shared_noise=False, progress=update)
     z_neg, z_base = states[1].cpu(), states[0].cpu()
@@ -147,12 +147,14 @@ def signs(model: LatentEBM, energy: np.ndarray, states: list[Tensor], k0: int) -
     mean = energy.mean(1)
     drift, beyond = float((last - before).mean()) / spread, float(last.mean() - mean[k0]) / spread
     away = np.flatnonzero(np.abs(mean - last.mean()) > DRIFT * spread)
-    saturation = [float((model.decode(z[:WATCHED]).abs() > 0.98).float().mean()) for z in (short, far)]
+    decoded = [model.decode(z[:WATCHED]) for z in (short, far)]
+    saturation = [float((x.abs() > 0.98).float().mean()) for x in decoded]
+    variety = [float(x.std(0).mean()) for x in decoded]
     sizes = [float(z.square().mean()) for z in (short, far)]
     moved = float((short - start).square().mean().sqrt()) if k0 else float((far - start).square().mean().sqrt())
-    return Signs(
-        moved, drift, beyond, int(away[-1]) + 1 if len(away) else 0, (k0, len(energy) - 1), (saturation[0], saturation[1]), (sizes[0], sizes[1])
-    )
+    settled = int(away[-1]) + 1 if len(away) else 0
+    pair = lambda values: (values[0], values[1])  # noqa: E731
+    return Signs(moved, drift, beyond, settled, (k0, len(energy) - 1), pair(saturation), pair(sizes), pair(variety))
 
 
 def histograms(f: dict[str, np.ndarray], bins: int = 40) -> dict[str, Any]:

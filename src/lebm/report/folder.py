@@ -40,9 +40,12 @@ class Folder:
         return next((float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool)), None)
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """A part of analysis.json; empty where it is missing."""
-        found = self.analysis.get(name)
-        return found if isinstance(found, Mapping) else {}
+        """A part of analysis.json; empty where it is missing or of younger weights than those measured."""
+        found, steps = self.analysis.get(name), self.result.get("steps")
+        if not isinstance(found, Mapping):
+            return {}
+        updates = found.get("updates")
+        return {} if isinstance(updates, int) and isinstance(steps, int) and updates < steps else found
 
     def setting(self, dotted: str) -> Any:
         return flatten(self.config).get(dotted)
