@@ -39,8 +39,9 @@ def header(folders: Sequence[Folder], names: Sequence[str]) -> str:
 
 def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
     keys = list(dict.fromkeys(key for f in folders for key in f.metrics if not key.endswith("_error")))
+    one_set = len({f.setting("data.name") for f in folders}) == 1  # numbers on different data have no best
     rows = [_row("updates", "", [f.result.get("steps") or last_step(f) for f in folders], False)]
-    rows += [_row(*METRICS.get(key, (key, "")), [f.metrics.get(key) for f in folders], key in LOWER_IS_BETTER) for key in keys]
+    rows += [_row(*METRICS.get(key, (key, "")), [f.metrics.get(key) for f in folders], one_set and key in LOWER_IS_BETTER) for key in keys]
     verdicts = [f.part("diagnostics").get("verdict") for f in folders]
     if any(verdicts):
         rows.append(_row("chains", "steady, drifting, frozen or oversaturated", verdicts, False))
