@@ -209,7 +209,9 @@ def score(
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are seeds of one experiment.")],
-    metrics: Annotated[str | None, typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian; default all that fit the run.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian, likelihood; default those that fit the run.")
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,
     split: Annotated[Split, typer.Option(help="What the FID compares with. `validation` is for choosing settings: no test images.")] = Split.train,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many test images for mse; default all.")] = None,

@@ -19,7 +19,7 @@ def chains(folder: Folder) -> str:
     found, sheet = folder.part("chains"), folder.picture("chains-frames")
     if not found or not sheet:
         return energy(folder)
-    steps, rows, (h, w) = found["steps"], found["rows"], found["tile"]
+    steps, rows, (h, w) = [int(k) for k in found["steps"]], int(found["rows"]), map(int, found["tile"])  # numbers, whatever the file holds
     data = {"steps": steps, "energy": found["shown"]}
     numbers = "".join(f"<span>{short(float(e))}</span>" for e in found["shown"][-1])
     player = f"""<div class="card player" data-player="{escape(json.dumps(data))}" style="--rows:{rows};--frames:{len(steps)}">
