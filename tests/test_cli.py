@@ -341,7 +341,7 @@ def test_an_existing_run_is_not_overwritten(refused, run):
     assert snapshot(run) == before
 
 
-def test_the_demo(ok, monkeypatch, call):
+def test_the_demo(ok, monkeypatch, call, rough_log_z):
     small = resolve("digits", [f"{k}={v}" for k, v in TINY.items()])
     monkeypatch.setattr(cli, "resolve", lambda name: small)
     for _ in range(2):  # the second time it finds its run and measures it again

@@ -165,7 +165,7 @@ class Pixels:
         return pixels.flatten(1).double()
 
 
-def test_every_metric_is_described():
+def test_every_metric_is_described(rough_log_z):
     digits = resolve({"preset": "digits", "chains.prior.steps": 1, "chains.posterior.steps": 1})
     x = load(digits).test[:4]
     ev = evaluate.Evaluation(lebm.LatentEBM(digits), Splits(x, x), samples=4, features=Pixels())

@@ -154,22 +154,22 @@ def test_curves_from_partial_rows_leave_out_what_is_missing():
         {"step": 100, "mse": float("nan"), "f_pos": 1.0},
         {"step": 150, "mse": 0.05, "gap": None},
     ]
-    panels = figures.training_panels(rows)
-    assert list(panels) == ["f on both chains", "reconstruction error"]
-    (line,) = panels["reconstruction error"].axes[0].get_lines()
+    figure = figures.training_curves(rows)
+    assert [ax.get_title("left") for ax in figure.axes] == ["f on both chains", "reconstruction error"]
+    (line,) = figure.axes[1].get_lines()
     assert list(line.get_xdata()) == [50, 150]
     assert list(line.get_ydata()) == [0.1, 0.05]
 
 
 def test_a_step_logged_again_after_a_resume_counts_once_in_order():
     rows = [{"step": 2, "mse": 9.0}, {"step": 3, "mse": 8.0}, {"step": 1, "mse": 7.0}, {"step": 2, "mse": 6.0}]
-    (line,) = figures.training_panels(rows)["reconstruction error"].axes[0].get_lines()
+    (line,) = figures.training_curves(rows).axes[0].get_lines()
     assert list(line.get_ydata()) == [7.0, 6.0, 8.0]
 
 
 def test_a_long_log_is_thinned_and_keeps_its_spike():
     rows = [{"step": t, "mse": 100.0 if t == 777 else 1.0} for t in range(5000)]
-    (ax,) = figures.training_panels(rows)["reconstruction error"].axes
+    (ax,) = figures.training_curves(rows).axes
     assert len(ax.get_lines()[0].get_xdata()) == figures.POINTS
     assert ax.dataLim.y1 == 100.0
 

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "prior": {"config"},
     "generators": {"config"},
     "model": SMALL | {"methods"},
+    "likelihood": BELOW_LEARN,
     "learn": BELOW_LEARN,
     "methods": {"config", "prior", "generators"},  # ways to draw z: a model is made with them
     "fast": BELOW_LEARN | {"learn"},  # it stands in for learn_step and returns the same Step
@@ -42,6 +43,8 @@ MAY_IMPORT = {
     "detector": ANY,
     "figures": ANY,
     "report": ANY,
+    "analysis": ANY,
+    "explore": ANY,
     "bench": ANY,
     "cli": ANY,
     "__init__": ANY,

@@ -25,8 +25,15 @@ TINY = {
     "train": ["--set", "training.steps=2", "--set", "training.checkpoint_every=1"],
     "train --resume": ["--set", "training.steps=3"],
     "evaluate": ["--samples", "60"],
+    "chains": ["--samples", "60"],
 }
-NOT_RUN = {"demo", "bench", "fetch", "fid"}  # these take half a minute and more, a network or Inception; their arguments are checked below
+NOT_RUN = {
+    "demo",
+    "bench",
+    "fetch",
+    "fid",
+    "explore",
+}  # these take half a minute and more, a network or Inception, or serve on; their arguments are checked below
 
 
 def blocks(language):
@@ -78,7 +85,7 @@ def test_the_python_example_runs(here, capsys):
     assert (here / "runs/quick/log.jsonl").is_file()
 
 
-def test_every_command_line_runs(here, monkeypatch, capfd):
+def test_every_command_line_runs(here, monkeypatch, capfd, rough_log_z):
     for words in lebm_commands():
         if words[0] in NOT_RUN:
             continue

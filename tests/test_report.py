@@ -18,7 +18,7 @@ RESULT = {
     "seed": 1, "steps": 3000, "device": "CPU", "seconds": 97.3, "code": "4f2c1e9", "command": "lebm evaluate runs/digits",
 }  # fmt: skip
 ROWS = [{"step": t, "f_pos": 1.0, "f_neg": 0.5, "gap": 0.5, "mse": 0.1} for t in (50, 100, 150)]
-TITLES = ["Numbers", "Samples", "Test reconstructions", "Energy along a chain", "Training", "Configuration", "Run it again"]
+TITLES = ["Numbers", "Samples", "Test reconstructions", "Energy along a chain", "Diagnostics", "Training", "Configuration", "Run it again"]
 
 
 class Page(HTMLParser):
@@ -78,7 +78,8 @@ def test_every_section_is_there_in_order(run):
     places = [page.words.index(title) for title in TITLES]
     assert places == sorted(places)
     assert len(page.all("h1")) == 1 and len(page.all("h2")) == len(TITLES)
-    assert len(page.all("img")) == 4 + 3  # three panels: gap, f, mse
+    assert len(page.all("img")) == 4
+    assert len(page.all("svg")) == 3  # three panels: gap, f, mse
     for words in (
         "1.8",
         "7.74",

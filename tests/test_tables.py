@@ -189,3 +189,14 @@ def test_the_command(place, monkeypatch, capsys):
 
 def test_make_has_the_target():
     assert re.search(r"^results: .*\n\t.*-m lebm\.tables$", (ROOT / "Makefile").read_text(), flags=re.M)
+
+
+def test_a_long_run_has_a_table_of_its_own():
+    protocol = {"checkpoint": "last", "long_run": {"samples": 50000, "passes_at": 1.5}}
+    metrics = {"fid_60": 33.5, "fid_2500": 41.0, "long_run_ratio": 1.22}
+    r = dict.fromkeys(tables.KEYS) | {"experiment": "svhn-long-run", "metrics": metrics, "protocol": protocol, "data": {"name": "svhn"}, "config": {}}
+    assert tables.column(r) is None
+    shown = tables.long_runs({"svhn-long-run": r}, "")
+    for words in ("FID 33.50 after 60 steps", "FID 41.00 after 2500 steps", "| 1.22 |", "50,000", "(svhn-long-run.json)"):
+        assert words in shown
+    assert tables.long_runs({}, "") == ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import io
 import os
 import shlex
 import sys
+import threading
+import webbrowser
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -20,21 +23,24 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from lebm import checkpoint, compare, figures, results
+from lebm import analysis, checkpoint, compare, figures, report, results
+from lebm.analysis import chains as chain_pictures
+from lebm.analysis import diagnostics, longrun, paths
 from lebm.bench import bench as run_bench
 from lebm.config import preset_names, resolve
 from lebm.data import DATASETS, data_root, download, read_inputs
 from lebm.errors import Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate as evaluate_run
 from lebm.evaluate import evaluate_all as evaluate_runs
+from lebm.explore import Lab, Server
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
-from lebm.metrics import inception
 from lebm.methods.ways import WAYS
+from lebm.metrics import inception
 from lebm.model import LatentEBM, load
 from lebm.model import export as export_model
 from lebm.runs import check_run, default_folder, latest_folder
-from lebm.training import pick_device
+from lebm.training import fitting_threads, pick_device
 from lebm.training import train as train_model
 from lebm.version import __version__
 
@@ -67,6 +73,7 @@ class Precision(StrEnum):
 
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
+FolderArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 InputOpt = Annotated[list[Path], typer.Option("--input", "-i", help="Image files, a folder, or one .npy/.npz file.")]
 MoreArg = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[INPUT]")]  # so that --input takes what a shell makes of *.png
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
@@ -131,6 +138,8 @@ def demo(
     train_model(config, run=run, resume=run.exists(), device=device.value, console=console)
     summary = evaluate_run(run, device=device.value, console=console)
     _print_metrics(summary)
+    analysis.complete(analysis.Subject(run, device.value, console=console))
+    report.write(run)
     m = summary["metrics"]
     print(
         f"Samples from the learned prior lie {m['frechet_gaussian'] / m['frechet']:.1f} times closer to the data than samples "
@@ -217,7 +226,8 @@ def score(
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are seeds of one experiment.")],
     metrics: Annotated[
-        str | None, typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian, speed; default those of the first four that fit the run.")
+        str | None,
+        typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian, likelihood, speed; default those of the first three that fit the run."),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,
     split: Annotated[Split, typer.Option(help="What the FID compares with. `validation` is for choosing settings: no test images.")] = Split.train,
@@ -254,6 +264,136 @@ def export(
     _check_target("--out", to, ".safetensors")
     export_model(run, to, precision.value)
     say(f"{to}: {to.stat().st_size / 2**20:.1f} MiB")
+
+
+@app.command()
+def chains(
+    run: FolderArg,
+    steps: Annotated[int, typer.Option(min=1, help="Langevin steps; 2500 is the paper's long-run test.")] = chain_pictures.STEPS,
+    every: Annotated[int | None, typer.Option(min=1, help="Show the images after every so many steps; default a tenth of --steps.")] = None,
+    rows: Annotated[int, typer.Option(min=1, max=chain_pictures.WATCHED, help="How many chains to show.")] = chain_pictures.ROWS,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Samples for the Fréchet distance at K0 and at --steps; default 10,000 from 1,000 steps on, else none.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="fid (Inception) or frechet (pixels); default fid for photographs where the network is.")] = None,
+    seed: SeedOpt = 0,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+    result: Annotated[Path | None, typer.Option(help="Also write the distances to this file, e.g. results/NAME.json.")] = None,
+) -> None:
+    """Chains from N(0, I) to the learned prior, with their images and energy on the way: figure, animation, data."""
+    if result is not None:
+        _check_target("--result", result, ".json")
+    subject = analysis.Subject(run, device.value, data_dir, console)
+    with fitting_threads(subject.model):
+        subject.keep("chains", chain_pictures.draw(subject, steps, every, rows, seed))
+        for name in ("figures/chains.png", "figures/chains.webp", "chains.npz"):
+            say(f"{run / name}")
+        if samples if samples is not None else steps >= 1000:
+            summary = longrun.measure(subject, steps, samples or 10_000, metric, seed)
+            subject.keep("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
+            if result is not None:
+                results.write(result, summary)
+            _print_metrics(summary)
+            print(longrun.words(summary))
+    report.write(run)
+
+
+@app.command()
+def diagnose(run: FolderArg, seed: SeedOpt = 0, device: DeviceOpt = Device.auto, data_dir: DataOpt = None) -> None:
+    """Say whether the prior chains are steady, drifting, frozen or oversaturated, with the numbers behind it."""
+    subject = analysis.Subject(run, device.value, data_dir, console)
+    with fitting_threads(subject.model):
+        found = diagnostics.diagnose(subject, seed)
+    subject.keep("diagnostics", found)
+    print(f"{found['verdict']}: {found['words']}")
+    table = Table("statistic of f along the chains", "value")
+    for name, value in found["statistics"].items():
+        table.add_row(name, f"{value:g}")
+    z = found["log_z"]
+    table.add_row("log Z, estimate", f"{z['value']:.3f} ± {z['error']:.3f}")
+    out.print(table)
+    print(f"report: {report.write(run).resolve()}")
+
+
+@app.command()
+def interpolate(
+    run: RunArg,
+    inputs: InputOpt,
+    to: Annotated[Path, typer.Option("--out", help="FILE.png (a row a pair) or FILE.npz (`x`, `z`).")],
+    points: Annotated[int, typer.Option(min=2, help="Points of a path, its ends included.")] = 9,
+    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps of the inference; default the training's K1.")] = None,
+    seed: SeedOpt = 0,
+    device: DeviceOpt = Device.auto,
+    more: MoreArg = None,
+) -> None:
+    """Walk in z between images: from the first to the second, the third to the fourth, and so on."""
+    _check_target("--out", to, ".png", ".npz")
+    model, rows, _ = _model_and_inputs(run, [*inputs, *(more or [])], device)
+    if len(rows) < 2:
+        raise UserError(f"{len(rows)} image is given; a path needs two ends")
+    x = as_floats(rows[: len(rows) // 2 * 2])
+    z, path = paths.interpolate(model, x[0::2], x[1::2], points, seed, steps)
+    if to.suffix.lower() == ".png":
+        figures.save(paths.path_sheet(x[0::2], x[1::2], path), to)
+    else:
+        _save_npz(to, x=path.numpy(), z=z.numpy())
+    say(f"{len(path)} path{'s' * (len(path) > 1)} of {points} points in {to}")
+
+
+@app.command()
+def neighbours(
+    run: FolderArg,
+    n: Annotated[int, typer.Option("-n", min=1, max=64, help="How many samples to show.")] = paths.COUNT,
+    seed: SeedOpt = 0,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+) -> None:
+    """Samples beside their nearest training images: does the model copy?"""
+    subject = analysis.Subject(run, device.value, data_dir, console)
+    found = paths.find_neighbours(subject, n, seed)
+    subject.keep("neighbours", found)
+    print(paths.words(found))
+    say(f"{run / 'figures' / 'neighbours.png'}")
+
+
+@app.command("report")
+def report_(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are compared side by side.")],
+    to: Annotated[Path | None, typer.Option("--out", help="FILE.html; default report.html in the run folder, comparison.html for several.")] = None,
+    compute: Annotated[bool, typer.Option(help="Draw the chains, diagnostics and neighbours that the folder lacks; needs model and data.")] = True,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+) -> None:
+    """One self-contained page about a run, or about several side by side."""
+    if to is not None:
+        _check_target("--out", to, ".html")
+    for subject in [analysis.Subject(run, device.value, data_dir, console) for run in runs] if compute else []:
+        for note in analysis.complete(subject):
+            say(f"left out, {note}")
+    path = report.write(runs[0], to) if len(runs) == 1 else report.compare(runs, to or Path("comparison.html"))
+    print(f"report: {path.resolve()}")
+
+
+@app.command()
+def explore(
+    run: FolderArg,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")] = False,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+) -> None:
+    """A page on this machine to play with the model: chains, directions in z, your own pictures. Ctrl-C ends it."""
+    subject = analysis.Subject(run, device.value, data_dir)
+    say("looking for the strongest directions in z ...")
+    with fitting_threads(subject.model), Server(Lab(subject), port) as server:
+        print(f"open {server.address}", flush=True)
+        say("the address holds a secret and works on this machine only; Ctrl-C ends it")
+        threading.Thread(target=server.lab.reference, daemon=True).start()  # ready when the first picture comes
+        if open_page:
+            webbrowser.open(server.address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 @app.command()

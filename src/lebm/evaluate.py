@@ -23,6 +23,7 @@ from lebm.data import Splits, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
 from lebm.generators.image import as_floats, to_pixels
+from lebm.likelihood import bits_per_dimension, log_likelihood, log_z
 from lebm.log import progress_bar
 from lebm.log import read as read_log
 from lebm.methods.ways import ALONE
@@ -41,6 +42,7 @@ SPLITS = ("train", "test", "validation")
 HELD_OUT = 2000  # training rows on which settings may be chosen; a tenth of a set with less than ten times as many
 FOR_FRECHET, FOR_FID, FOR_CHOOSING = 10_000, 50_000, 10_000  # samples, where the caller names no number
 FOR_SPEED = 1000  # images
+FOR_LIKELIHOOD = 100  # test images, where the caller names no number
 PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is published
 
 
@@ -215,32 +217,35 @@ def evaluate_all(runs: list[Path], metrics: tuple[str, ...] | None = None, besid
 
 def frechet(ev: Evaluation) -> Numbers:
     """Pixel-space Fréchet distance to the training images, of the learned prior and of N(0, I) through the same generator."""
+    gaussian = frechet_after(ev, 0, "langevin")
+    return {"frechet": frechet_after(ev, None, ev.prior_by), "frechet_gaussian": gaussian}
+
+
+def frechet_after(ev: Evaluation, steps: int | None, by: str | None = None) -> float:
+    """The pixel-space distance of samples after so many chain steps (None: the run's own)."""
     n = ev.samples or FOR_FRECHET
-    reference = Moments()
+    reference, moments = Moments(), Moments()
     for part in ev.train.split(2000):
         reference.add(as_floats(part).to(ev.model.device))
-    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", **ev.model.drawing("prior", ev.prior_by).protocol())
-    out: Numbers = {}
-    for key, by, steps in (("frechet", ev.prior_by, None), ("frechet_gaussian", "langevin", 0)):
-        moments = Moments()
-        with ev.bar(f"sampling for {key}") as update:
-            for z in ev.model.sample_z(n, ev.seed, steps, update, by):
-                moments.add(ev.model.decode(z))
-        out[key] = frechet_distance(*moments.mean_cov(), *reference.mean_cov())
-    return out
+    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", **ev.model.drawing("prior", by, steps).protocol())
+    with ev.bar("sampling for the distance") as update:
+        for z in ev.model.sample_z(n, ev.seed, steps, update, by):
+            moments.add(ev.model.decode(z))
+    return frechet_distance(*moments.mean_cov(), *reference.mean_cov())
 
 
 def fid(ev: Evaluation) -> Numbers:
     """Fréchet distance of Inception features, samples of the learned prior against real images."""
-    return {"fid": _fid(ev, ev.prior_by, None)}
+    return {"fid": fid_after(ev, None, ev.prior_by)}
 
 
 def fid_gaussian(ev: Evaluation) -> Numbers:
     """The same with z from N(0, I) itself, through the same generator."""
-    return {"fid_gaussian": _fid(ev, "langevin", 0)}
+    return {"fid_gaussian": fid_after(ev, 0, "langevin")}
 
 
-def _fid(ev: Evaluation, by: str | None, steps: int | None) -> float:
+def fid_after(ev: Evaluation, steps: int | None, by: str | None = None) -> float:
+    """The FID of samples after so many chain steps (None: the run's own)."""
     assert ev.features is not None
     n = ev.samples or (FOR_CHOOSING if ev.split == "validation" else FOR_FID)
     images, part = (ev.test, "test") if ev.split == "test" else (ev.splits.train, "training")
@@ -301,7 +306,34 @@ def speed(ev: Evaluation) -> Numbers:
     return {"iteration_ms": iteration_ms(ev.model, ev.train[: ev.model.config.training.batch]), **numbers}
 
 
-METRICS: dict[str, Callable[[Evaluation], Numbers]] = {"frechet": frechet, "mse": mse, "fid": fid, "fid_gaussian": fid_gaussian, "speed": speed}
+def likelihood(ev: Evaluation) -> Numbers:
+    """Estimates of log Z and of log p(x) on test images, the latter as bits a dimension."""
+    rows = (ev.held_out() if ev.split == "validation" else ev.test)[: ev.limit or FOR_LIKELIHOOD]
+    with ev.bar("annealing for log Z") as update:
+        z = log_z(ev.model.prior, seed=ev.seed, progress=update)
+    with ev.bar("weighing posterior samples") as update:
+        found = log_likelihood(ev.model, as_floats(rows), z, seed=ev.seed, progress=update)
+    dimensions = math.prod(rows.shape[1:])
+    ev.protocol.update(
+        images=f"the first {len(rows)}",
+        estimate="annealed importance sampling, biased low in log Z: an estimate, no bound",
+        temperatures=[z.temperatures, found.temperatures],
+        walkers=[z.chains, found.particles],
+        effective_walkers=[round(z.ess, 1), round(float(found.ess.median()), 1)],
+    )
+    out = {"log_z": z.value, "log_z_error": z.error, "log_px": found.mean, "log_px_error": found.error}
+    bits = {"bits_per_dim": bits_per_dimension(found.mean, dimensions), "bits_per_dim_error": found.error / dimensions / math.log(2)}
+    return {**out, **bits}
+
+
+METRICS: dict[str, Callable[[Evaluation], Numbers]] = {
+    "frechet": frechet,
+    "mse": mse,
+    "fid": fid,
+    "fid_gaussian": fid_gaussian,
+    "likelihood": likelihood,
+    "speed": speed,
+}
 
 
 def fitting(model: LatentEBM, inception_found: bool) -> list[str]:

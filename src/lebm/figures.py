@@ -37,14 +37,14 @@ POINTS = 200  # a curve with more rows is drawn as medians and ranges of so many
 # --- image grids ----------------------------------------------------------------------------------------------------
 
 
-def grid(pixels: Any, columns: int | None = None, scale: int | None = None) -> Image.Image:
+def grid(pixels: Any, columns: int | None = None, scale: int | None = None, gutter: int = GUTTER) -> Image.Image:
     """Images (n, c, h, w) in uint8 as a tight grid, row by row, each pixel enlarged to a square of `scale` a side."""
     tiles = _tiles(pixels)
     columns = _columns(columns, len(tiles), default=math.ceil(math.sqrt(len(tiles))))
     scale = _scale(scale, tiles, columns)
     rows = _rows(tiles, columns)
-    pitch = tiles.shape[1] * scale + GUTTER
-    return _paste(rows, [i * pitch for i in range(len(rows))], columns, scale)
+    pitch = tiles.shape[1] * scale + gutter
+    return _paste(rows, [i * pitch for i in range(len(rows))], columns, scale, gutter)
 
 
 def pairs(originals: Any, reconstructions: Any, columns: int | None = None, scale: int | None = None) -> Image.Image:
@@ -58,6 +58,22 @@ def pairs(originals: Any, reconstructions: Any, columns: int | None = None, scal
     side = above.shape[1] * scale
     pitch = 2 * side + GUTTER + BETWEEN_PAIRS
     return _paste(rows, [(i // 2) * pitch + (i % 2) * (side + GUTTER) for i in range(len(rows))], columns, scale)
+
+
+def animation(frames: Any, steps: Sequence[int], milliseconds: int = 180) -> bytes:
+    """Frames (t, n, c, h, w) in uint8 as an animated WebP: a grid a frame, a bar that fills beneath, the last one held."""
+    pictures = []
+    for i, frame in enumerate(frames):
+        tiles = grid(frame, columns=math.ceil(math.sqrt(2 * len(frame)))).convert("RGB")
+        canvas = Image.new("RGB", (tiles.width, tiles.height + 10), "white")
+        canvas.paste(tiles, (0, 0))
+        done = steps[i] / max(1, steps[-1])
+        canvas.paste(BLUE, (0, tiles.height + 4, max(1, round(done * tiles.width)), tiles.height + 10))
+        pictures.append(canvas)
+    buffer = io.BytesIO()
+    held = [milliseconds] * (len(pictures) - 1) + [1500]
+    pictures[0].save(buffer, "WEBP", save_all=True, append_images=pictures[1:], duration=held, loop=0, lossless=True)
+    return buffer.getvalue()
 
 
 def _tiles(pixels: Any) -> np.ndarray:
@@ -85,15 +101,15 @@ def _rows(tiles: np.ndarray, columns: int) -> list[np.ndarray]:
     return [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
 
 
-def _paste(rows: Sequence[np.ndarray], tops: Sequence[int], columns: int, scale: int) -> Image.Image:
+def _paste(rows: Sequence[np.ndarray], tops: Sequence[int], columns: int, scale: int, gutter: int = GUTTER) -> Image.Image:
     """Rows of tiles on a transparent canvas, row i with its upper edge at tops[i]."""
     _, h, w, c = rows[0].shape
     h, w = h * scale, w * scale
-    canvas = np.zeros((tops[-1] + h, columns * (w + GUTTER) - GUTTER, c), np.uint8)
+    canvas = np.zeros((tops[-1] + h, columns * (w + gutter) - gutter, c), np.uint8)
     canvas[..., :-1] = 255  # white where a viewer ignores transparency
     for top, row in zip(tops, rows, strict=True):
         for i, tile in enumerate(row):
-            left = i * (w + GUTTER)
+            left = i * (w + gutter)
             canvas[top : top + h, left : left + w] = tile.repeat(scale, 0).repeat(scale, 1)
     return Image.fromarray(canvas)
 
@@ -109,30 +125,22 @@ class Panel:
     lines: tuple[tuple[str, str, str], ...]
     log: bool = False
     zero: bool = False  # mark the level 0
+    unit: str = ""
 
 
 PANELS: tuple[Panel, ...] = (
-    Panel("gap  f_pos − f_neg", (("gap", "gap", PURPLE),), zero=True),
-    Panel("f on both chains", (("f_pos", "f_pos", BLUE), ("f_neg", "f_neg", VERMILION))),
-    Panel("reconstruction error", (("mse", "mse", GREEN),)),
-    Panel("gradient norm", (("grad_prior", "prior", VERMILION), ("grad_generator", "generator", GREEN)), log=True),
-    Panel("chain displacement", (("disp_pos", "posterior", BLUE), ("disp_neg", "prior", VERMILION))),
-    Panel("mean z²", (("z_sq_pos", "posterior", BLUE), ("z_sq_neg", "prior", VERMILION))),
+    Panel("gap  f_pos − f_neg", (("gap", "gap", PURPLE),), zero=True, unit="nats"),
+    Panel("f on both chains", (("f_pos", "f_pos", BLUE), ("f_neg", "f_neg", VERMILION)), unit="nats"),
+    Panel("reconstruction error", (("mse", "mse", GREEN),), unit="squared error a pixel"),
+    Panel("gradient norm", (("grad_prior", "prior", VERMILION), ("grad_generator", "generator", GREEN)), log=True, unit="norm"),
+    Panel("chain displacement", (("disp_pos", "posterior", BLUE), ("disp_neg", "prior", VERMILION)), unit="a coordinate of z"),
+    Panel("mean z²", (("z_sq_pos", "posterior", BLUE), ("z_sq_neg", "prior", VERMILION)), unit="mean square"),
 )
-
-
-def training_panels(rows: Iterable[Mapping[str, Any]]) -> dict[str, Figure]:
-    """Title -> small chart, for every panel of which the log holds a number."""
-    figures = {}
-    for panel, curves in _curves(rows):
-        figures[panel.title] = Figure(figsize=PANEL, layout="constrained")
-        _draw_panel(figures[panel.title].subplots(), panel, curves)
-    return figures
 
 
 def training_curves(rows: Iterable[Mapping[str, Any]], columns: int = 3) -> Figure:
     """All panels of the training log in one figure; keys that the rows lack are left out."""
-    found = _curves(rows)
+    found = log_curves(rows)
     height = max(1, math.ceil(len(found) / columns))
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * height), layout="constrained")
     for i, (panel, curves) in enumerate(found):
@@ -150,10 +158,14 @@ def energy_profile(profile: Any, trained: int | None = None) -> Figure:
     array = np.asarray(profile.detach().cpu() if hasattr(profile, "detach") else profile, dtype=np.float64)
     if array.ndim != 2 or 0 in array.shape:
         raise DataError(f"an energy profile has the shape (steps + 1, chains); got {array.shape}")
+    figure = Figure(figsize=(4.7, 3.2), layout="constrained")
+    _draw_profile(figure.subplots(), array, trained)
+    return figure
+
+
+def _draw_profile(ax: Axes, array: np.ndarray, trained: int | None) -> None:
     low, lower, middle, upper, high = np.array([_quantiles(row, (0.1, 0.25, 0.5, 0.75, 0.9)) for row in array]).T
     k = np.arange(len(array))
-    figure = Figure(figsize=(4.7, 3.2), layout="constrained")
-    ax = figure.subplots()
     _plain(ax)
     ax.plot(k, middle, color=BLUE, linewidth=2, label="median")
     ax.fill_between(k, lower, upper, color=BLUE, alpha=0.28, linewidth=0, label="25–75 %")
@@ -166,10 +178,29 @@ def energy_profile(profile: Any, trained: int | None = None) -> Figure:
     ax.set_xlabel("Langevin step k", color=INK)
     ax.set_ylabel("energy  −f(z)", color=INK)
     _legend(ax, fontsize=9)
+
+
+def transition(pixels: Any, steps: Sequence[int], energy: Any, trained: int | None = None) -> Figure:
+    """As in the paper: a chain a row, time to the right, the energy of all chains beneath. pixels: uint8 (frames, rows, c, h, w)."""
+    images = np.asarray(pixels)
+    frames, rows = images.shape[:2]
+    sheet = grid(images.swapaxes(0, 1).reshape(-1, *images.shape[2:]), columns=frames)
+    height = 9 * sheet.height / sheet.width
+    figure = Figure(figsize=(9.6, height + 2.9), layout="constrained")
+    top, below = figure.subplots(2, 1, height_ratios=[height, 2.3])
+    top.imshow(sheet, interpolation="nearest", aspect="equal")
+    top.set_yticks([])
+    pitch = (sheet.width + GUTTER) / frames
+    shown = range(0, frames, max(1, math.ceil(frames / 14)))
+    top.set_xticks([(i + 0.5) * pitch for i in shown], [f"{steps[i]:,}" for i in shown], color=INK, fontsize=9)
+    top.tick_params(length=0)
+    top.spines[:].set_visible(False)
+    top.set_title(f"{rows} chains from N(0, I), by Langevin step", loc="left", color=INK, fontsize=10)
+    _draw_profile(below, np.asarray(energy, dtype=np.float64), trained)
     return figure
 
 
-def _curves(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Panel, dict[str, np.ndarray]]]:
+def log_curves(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Panel, dict[str, np.ndarray]]]:
     """Each panel with its lines' (step, value) columns; panels without any finite number are left out."""
     latest = {int(row["step"]): row for row in rows if _number(row.get("step"))}  # a resumed run may log a step again
     ordered = [latest[step] for step in sorted(latest)]
@@ -190,7 +221,7 @@ def _draw_panel(ax: Axes, panel: Panel, curves: Mapping[str, np.ndarray]) -> Non
     for key, label, colour in panel.lines:
         if key not in curves:
             continue
-        x, low, y, high = _thin(*curves[key])
+        x, low, y, high = thin(*curves[key])
         if len(x) < len(curves[key][0]):
             ax.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
         ax.plot(x, y, color=colour, linewidth=1.6, label=label, marker="o" if len(x) == 1 else None, markersize=4)
@@ -228,7 +259,7 @@ def _legend(ax: Axes, fontsize: float) -> None:
     )  # fmt: skip
 
 
-def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(x, low, middle, high) in at most POINTS groups, so that a long log stays small and keeps its spikes."""
     if len(x) <= POINTS:
         return x, y, y, y

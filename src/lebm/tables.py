@@ -54,6 +54,7 @@ TABLE_1 = (
 )
 PAPER_UPDATES = 70_000  # "about"
 ABLATIONS = (("learned prior", "29.44"), ("N(0, I), the same generator", "43.39"), ("K0 = 80", "28.32"), ("K1 = 60", "26.13"), ("ngf = 128", "26.95"))
+LONG_RUN = "long_run_ratio"  # the metric that tells a long-run test from an evaluation
 KNOWN_FIDS = {("cifar10:train", "cifar10:test"): "3.15"}  # what FID implementations agree on
 
 # --- our own ----------------------------------------------------------------------------------------------------------
@@ -87,7 +88,9 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def column(result: Mapping[str, Any]) -> str | None:
-    """Which column of Table 1 a result belongs to."""
+    """Which column of Table 1 a result belongs to; a long-run test has a table of its own."""
+    if LONG_RUN in (result.get("metrics") or {}):
+        return None
     config = result["config"] or {}
     if result["experiment"] == SIDE_BY_SIDE:
         return None
@@ -239,6 +242,20 @@ def side_by_side(results: Results, to_results: str) -> str:
     return table(head, rows) if rows else ""
 
 
+def long_runs(results: Results, to_results: str) -> str:
+    """The distance at K0 and after a chain many times as long."""
+    rows = []
+    for name, r in results.items():
+        if LONG_RUN in r["metrics"]:
+            (short, _), (long, _), _ = r["metrics"].items()
+            kind, steps = ("FID" if short.startswith("fid") else "Fréchet distance of pixels"), [key.split("_")[1] for key in (short, long)]
+            how = r["protocol"]["long_run"]
+            shown = [f"{kind} {number(r, key, 2)} after {k} steps" for key, k in zip((short, long), steps, strict=True)]
+            file = f"[{name}.json]({to_results}{name}.json)"
+            rows.append([f"`{r['experiment']}`", *shown, number(r, LONG_RUN, 2), f"{how['passes_at']:g}", f"{how['samples']:,}", file])
+    return table(["experiment", "at K0", "long run", "ratio", "passes up to", "samples", "file"], rows) if rows else ""
+
+
 def speed(results: Results, to_results: str) -> str:
     head = [
         "one learning iteration",
@@ -342,6 +359,7 @@ def results_page(results: Results, root: Path) -> str:
         ("What the learned prior buys", ablation(results, up)),
         ("Ways to draw z", side_by_side(results, up)),
         ("Pictures", pictures(results, root, "", everything=True)),
+        ("Long chains", long_runs(results, up)),
         ("Speed", speed(results, up)),
         ("Embedded digits", digits(results, up)),
         ("Calibration of the FID", calibration(results, up)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,26 +65,35 @@ def decode_all(paths: Sequence[Path], shape: tuple[int, int, int], progress: Pro
 
 def decode(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     """One picture as uint8 (c, h, w). Any failure is a DataError that names the file."""
-    channels, size, _ = shape
     check_size(path, GIB)
+    return _decode(path, str(path), shape)
+
+
+def decode_bytes(data: bytes, name: str, shape: tuple[int, int, int]) -> np.ndarray:
+    """The same for a picture that came over a wire."""
+    return _decode(io.BytesIO(data), name, shape)
+
+
+def _decode(source: Path | io.BytesIO, name: str, shape: tuple[int, int, int]) -> np.ndarray:
+    channels, size, _ = shape
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            _check_pixels(path, image.width * image.height)
+        with Image.open(source, formats=FORMATS) as image:
+            _check_pixels(name, image.width * image.height)
             square = _square(_plain(_upright(image), "L" if channels == 1 else "RGB"), size)
         pixels = np.asarray(square)
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"{path} has more than {MAX_PIXELS // 1_000_000} million pixels; make it smaller or remove it") from None
+        raise DataError(f"{name} has more than {MAX_PIXELS // 1_000_000} million pixels; make it smaller or remove it") from None
     except Exception as e:
         detail = "it is no PNG, JPEG or WebP picture" if isinstance(e, Image.UnidentifiedImageError) else one_line(e)
-        raise DataError(f"{path} cannot be decoded ({detail}); mend or remove this file") from None
+        raise DataError(f"{name} cannot be decoded ({detail}); mend or remove this file") from None
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _check_pixels(path: Path, pixels: int) -> None:
+def _check_pixels(name: str, pixels: int) -> None:
     if pixels > MAX_PIXELS:
-        raise DataError(f"{path} has {pixels} pixels, more than {MAX_PIXELS // 1_000_000} million; make it smaller or remove it")
+        raise DataError(f"{name} has {pixels} pixels, more than {MAX_PIXELS // 1_000_000} million; make it smaller or remove it")
 
 
 def _upright(image: Image.Image) -> Image.Image:

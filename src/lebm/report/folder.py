@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Folder:
     result: Mapping[str, Any]  # the whole of metrics.json
     rows: tuple[Mapping[str, Any], ...]  # of log.jsonl
     notes: tuple[str, ...]  # what could not be read
+    analysis: Mapping[str, Any] = field(default_factory=dict)  # of analysis.json
 
     @property
     def experiment(self) -> str:
@@ -37,6 +38,14 @@ class Folder:
         """The first of these metrics that is there as a number."""
         found = (self.metrics.get(name) for name in names)
         return next((float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool)), None)
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """A part of analysis.json; empty where it is missing or of younger weights than those measured."""
+        found, steps = self.analysis.get(name), self.result.get("steps")
+        if not isinstance(found, Mapping):
+            return {}
+        updates = found.get("updates")
+        return {} if isinstance(updates, int) and isinstance(steps, int) and updates < steps else found
 
     def setting(self, dotted: str) -> Any:
         return flatten(self.config).get(dotted)
@@ -56,7 +65,13 @@ def read(path: Path) -> Folder:
     notes: list[str] = []
     config_text = _text(path / "config.yaml")
     return Folder(
-        path, config_text, _config(config_text, notes), _result(path / "metrics.json", notes), _rows(path / "log.jsonl", notes), tuple(notes)
+        path,
+        config_text,
+        _config(config_text, notes),
+        _result(path / "metrics.json", notes),
+        _rows(path / "log.jsonl", notes),
+        tuple(notes),
+        _analysis(path / "analysis.json"),
     )
 
 
@@ -96,6 +111,14 @@ def _result(path: Path, notes: list[str]) -> Mapping[str, Any]:
         notes.append("metrics.json is not readable; evaluate the run again to write it anew.")
         return {}
     return loaded
+
+
+def _analysis(path: Path) -> Mapping[str, Any]:
+    try:
+        loaded = json.loads(_text(path) or "{}")
+    except (ValueError, RecursionError):
+        loaded = None
+    return loaded if isinstance(loaded, Mapping) else {}
 
 
 def _rows(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:

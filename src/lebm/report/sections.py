@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lebm import figures
-from lebm.report.folder import Folder, data_uri, flatten
+from lebm import figures, tables
+from lebm.report.charts import Series, lines
+from lebm.report.folder import Folder, flatten
 
 # metric -> what a reader calls it, and what it says
 METRICS: dict[str, tuple[str, str]] = {
@@ -23,6 +24,9 @@ METRICS: dict[str, tuple[str, str]] = {
     "infer_ms": ("Milliseconds to infer an image", "by the run's own way"),
     "infer_chains_ms": ("Milliseconds by chains alone", "from N(0, I), as long as it takes for an equal error"),
     "infer_ratio": ("Times sooner than chains alone", "at equal error"),
+    "bits_per_dim": ("Bits per dimension, an estimate", "of test images, from log p(x) by importance sampling; 8-bit levels; lower is better"),
+    "log_px": ("log p(x), an estimate", "nats an image, mean over test images; no bound"),
+    "log_z": ("log Z, an estimate", "of the prior, by annealed importance sampling; biased low"),
 }
 
 
@@ -47,8 +51,11 @@ def header(folder: Folder) -> str:
 def summary(folder: Folder) -> str:
     if not folder.metrics:
         return section("summary", "Numbers", note("No metrics yet: evaluate the run and this part fills itself."))
-    rows = "".join(metric_row(name, value) for name, value in folder.metrics.items())
-    table = f'<table><thead><tr><th scope="col">Metric</th><th scope="col" class="number">Value</th></tr></thead><tbody>{rows}</tbody></table>'
+    published = paper(folder)
+    shown = {name: value for name, value in folder.metrics.items() if not name.endswith("_error")}
+    rows = "".join(metric_row(name, value, folder.metrics.get(f"{name}_error"), published) for name, value in shown.items())
+    extra = '<th scope="col" class="number">The paper</th>' if published else ""
+    table = f'<table><thead><tr><th scope="col">Metric</th><th scope="col" class="number">Value</th>{extra}</tr></thead><tbody>{rows}</tbody></table>'
     facts = flatten(folder.result.get("protocol"))
     terms = "".join(f"<div><dt>{text(name.replace('_', ' '))}</dt><dd>{text(value)}</dd></div>" for name, value in facts.items())
     how = f'<details><summary>How this was measured</summary><dl class="terms">{terms}</dl></details>' if terms else ""
@@ -89,29 +96,30 @@ def reconstructions(folder: Folder) -> str:
     return section("reconstructions", "Test reconstructions", f"<p>{words}</p>{body}")
 
 
-def energy(folder: Folder) -> str:
-    image = folder.picture("energy")
-    if not image:
-        return section("energy", "Energy along a chain", note("No energy profile yet: evaluate the run to draw it."))
-    words = """<p>Prior chains start from N(0, I) and walk towards what the model holds probable. The energy −f(z) should <strong>fall, then level
-off</strong>: the chains have arrived, and walking on changes nothing.</p>
-<p>Still falling at the end? The chains are too short. Falling without end, ever steeper? The prior has no ground, and learning may be about to diverge.
-Flat from the start? The prior has learned little beyond N(0, I).</p>"""
-    chart = picture(image, "Median energy of the prior chains and its spread, against the Langevin step", "", "", "")
-    return section("energy", "Energy along a chain", f'<div class="beside">{chart}<div>{words}</div></div>')
-
-
 def curves(folder: Folder) -> str:
-    charts = [(title, data_uri(figures.svg(figure), "image/svg+xml")) for title, figure in figures.training_panels(folder.rows).items()]
+    charts = [panel_chart(panel, [(panel_lines, "")]) for panel, panel_lines in figures.log_curves(folder.rows)]
     if not charts and (image := folder.picture("curves")):
-        charts = [("training curves", image)]
+        charts = [picture(image, "Training curves", "", "", "")]
     if not charts:
         return section("curves", "Training", note("No training log with numbers in it."))
     words = """f is known only up to a constant, so f_pos and f_neg may <strong>drift together</strong> and mean nothing by it: only their
 <strong>gap</strong> informs. It should stay small and near zero, the sign that prior samples and posterior samples look alike to the energy.
 A gap that runs away, or gradient norms that climb by orders of magnitude, come before divergence."""
-    body = "".join(picture(image, f"{title}, against the training step", "", "", "") for title, image in charts)
-    return section("curves", "Training", f'<p>{words}</p><div class="{"panels" if len(charts) > 1 else "single"}">{body}</div>')
+    return section("curves", "Training", f'<p>{words}</p><div class="{"panels two" if len(charts) > 1 else "single"}">{"".join(charts)}</div>')
+
+
+def panel_chart(panel: figures.Panel, runs: Sequence[tuple[Mapping[str, Any], str]]) -> str:
+    """A panel of the training log. Of several runs, (curves, name) each, a line a run and key."""
+    series = []
+    for i, (found, run) in enumerate(runs):
+        for j, (key, label, _) in enumerate(panel.lines):
+            if key in found:
+                x, low, y, high = figures.thin(*found[key])
+                wide = not run and len(x) < len(found[key][0])
+                name = f"{run}, {label}" if run and len(panel.lines) > 1 else run or label
+                colour = (i * len(panel.lines) + j) if run else j
+                series.append(Series(name, x.tolist(), y.tolist(), colour % 6, low.tolist() if wide else None, high.tolist() if wide else None))
+    return lines(panel.title, series, "training step", panel.unit, log=panel.log, zero=panel.zero)
 
 
 def warnings(folder: Folder) -> str:
@@ -192,10 +200,22 @@ def score(name: str, value: float | None) -> str:
     return "" if value is None else f'<span class="score">{name} <b>{short(value)}</b></span>'
 
 
-def metric_row(name: str, value: Any) -> str:
+def paper(folder: Folder) -> dict[str, str]:
+    """What the paper's Table 1 says of this data set, by the name of our metric."""
+    try:
+        found = tables.column(folder.result)
+    except (KeyError, AttributeError, TypeError):
+        return {}
+    return dict(zip(("mse_100", "fid"), tables.TABLE_1[0].numbers[found], strict=True)) if found else {}
+
+
+def metric_row(name: str, value: Any, error: Any = None, published: Mapping[str, str] | None = None) -> str:
     title, words = METRICS.get(name, (name, ""))
     small = f"<small>{words}</small>" if words else ""
-    return f'<tr><th scope="row">{text(title)}{small}</th><td class="{"words" if isinstance(value, str) else "number"}">{text(value)}</td></tr>'
+    spread = f" <small>± {text(error)}</small>" if isinstance(error, int | float) else ""
+    cell = f'<td class="{"words" if isinstance(value, str) else "number"}">{text(value)}{spread}</td>'
+    beside = f'<td class="number paper">{text(published.get(name, "–"))}</td>' if published else ""
+    return f'<tr><th scope="row">{text(title)}{small}</th>{cell}{beside}</tr>'
 
 
 def why_prior(name: str, d: float | None, d0: float | None) -> str:

@@ -1,0 +1,101 @@
+"""Chains from N(0, I) to the learned prior, with what they look like on the way (the paper's "Analysis of latent space")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lebm import checkpoint, figures
+from lebm.config import Chain
+from lebm.errors import ConfigError
+from lebm.generators.image import to_pixels
+from lebm.model import CHUNK, LatentEBM
+from lebm.rng import stream
+from lebm.sampler import langevin
+
+if TYPE_CHECKING:
+    from lebm.analysis import Subject
+
+WATCHED = 200  # chains behind the energy profile; the first of them are shown
+STEPS, EVERY, ROWS = 100, 10, 8
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Chains as they were seen: z and images at `steps`, the energy -f of all watched chains after every step."""
+
+    steps: list[int]
+    z: Tensor  # (frames, rows, nz)
+    pixels: Tensor  # uint8 (frames, rows, c, h, w)
+    energy: np.ndarray  # (K + 1, WATCHED)
+
+    @property
+    def length(self) -> int:
+        return len(self.energy) - 1
+
+
+@torch.no_grad()
+def walk(
+    model: LatentEBM, steps: int = STEPS, every: int = EVERY, rows: int = ROWS, seed: int = 0, step_size: float | None = None, progress: Any = None
+) -> Walk:
+    """Run chains for `steps`, look at the first `rows` of them `every` so many steps. More rows or steps leave those shown as they are."""
+    if steps < 1 or every < 1 or not 1 <= rows <= WATCHED:
+        raise ConfigError(f"{rows} chains of {steps} steps, shown every {every}: steps and every are at least 1, rows 1 to {WATCHED}")
+    rng = stream(seed, "chains", model.device)
+    chain = Chain(steps, model.config.chains.prior.step_size if step_size is None else step_size)
+    kept: list[int] = []
+    seen: list[Tensor] = []
+    energy: list[Tensor] = []
+
+    def watch(k: int, z: Tensor) -> None:
+        energy.append(-model.prior.f(z[:WATCHED]))
+        if k % every == 0 or k == steps:
+            kept.append(k)
+            seen.append(z[:rows])
+        if progress:
+            progress(k, steps)
+
+    langevin(model.prior.score, model.prior.draw_base(CHUNK, rng)[:WATCHED], chain, rng, watch=watch)
+    z = torch.stack(seen)
+    pixels = to_pixels(model.decode(z.flatten(0, 1)).cpu())
+    return Walk(kept, z.cpu(), pixels.view(*z.shape[:2], *pixels.shape[1:]), torch.stack(energy).cpu().double().numpy())
+
+
+def draw(subject: Subject, steps: int = STEPS, every: int | None = None, rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
+    """Figure, animation and data of a walk, written into the run folder; returns what the report needs."""
+    every = every or max(1, steps // 10)
+    with subject.bar("walking") as update:
+        w = walk(subject.model, steps, every, rows, seed, progress=update)
+    folder, k0 = subject.run / "figures", subject.model.config.chains.prior.steps
+    figures.save(figures.transition(w.pixels, w.steps, w.energy, k0), folder / "chains.png")
+    figures.save(figures.grid(w.pixels.flatten(0, 1), columns=rows, scale=1, gutter=0), folder / "chains-frames.png")
+    checkpoint.write_atomic(folder / "chains.webp", figures.animation(w.pixels, w.steps))
+    _save(subject.run / "chains.npz", w)
+    return {
+        "seed": seed,
+        "steps": w.steps,
+        "rows": rows,
+        "tile": list(w.pixels.shape[-2:]),
+        "trained": k0,
+        "step_size": subject.model.config.chains.prior.step_size,
+        "profile": profile(w.energy),
+        "shown": [[round(float(e), 4) for e in w.energy[k, :rows]] for k in w.steps],
+    }
+
+
+def profile(energy: np.ndarray, points: int = 250) -> dict[str, list[float]]:
+    """Median and spread of the energy over chains, at no more than so many steps."""
+    at = np.unique(np.linspace(0, len(energy) - 1, min(points, len(energy))).round().astype(int))
+    quantiles = np.quantile(energy[at], [0.1, 0.25, 0.5, 0.75, 0.9], axis=1)
+    names = ("low", "lower", "middle", "upper", "high")
+    return {"step": at.tolist(), **{name: np.round(q, 4).tolist() for name, q in zip(names, quantiles, strict=True)}}
+
+
+def _save(path: Path, w: Walk) -> None:
+    arrays: dict[str, Any] = {"steps": np.array(w.steps), "z": w.z.numpy(), "pixels": w.pixels.numpy(), "energy": w.energy.astype(np.float32)}
+    checkpoint.write_with(path, lambda temporary: np.savez_compressed(temporary, **arrays))

@@ -1,0 +1,67 @@
+"""The paper's long-run test: do samples stay good when the chain runs far beyond the K0 steps it was learned with?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lebm import results
+from lebm import statistics as stats
+from lebm.compare import inception
+from lebm.data import data_root
+from lebm.errors import ConfigError
+from lebm.evaluate import PHOTOGRAPHS, Evaluation, fid_after, frechet_after
+from lebm.metrics.inception import FILE, Features
+
+if TYPE_CHECKING:
+    from lebm.analysis import Subject
+
+LONG = 2500
+WORST = 1.5  # the distance after a long run may be so many times that at K0
+
+
+def measure(
+    subject: Subject, steps: int = LONG, samples: int = 10_000, metric: str | None = None, seed: int = 0, features: Features | None = None
+) -> dict[str, Any]:
+    """The Fréchet distance to the training images after K0 steps and after `steps`, from as many samples, as a result."""
+    started, model = time.monotonic(), subject.model
+    metric = metric or default_metric(subject)
+    if metric not in ("fid", "frechet"):
+        raise ConfigError(f"the metric is {metric!r}; it must be fid or frechet")
+    root = data_root(subject.data_dir)
+    if metric == "fid" and features is None:
+        features = inception(root, model.device)
+    ev = Evaluation(model, subject.splits, samples, seed, bar=subject.bar, features=features)
+    ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(ev.splits.train)
+    after = fid_after if metric == "fid" else frechet_after
+    k0 = model.config.chains.prior.steps
+    short, long = after(ev, k0, "langevin"), after(ev, steps, "langevin")
+    return results.result(
+        experiment=f"{model.config.experiment}-long-run",
+        metrics={f"{metric}_{k0}": short, f"{metric}_{steps}": long, "long_run_ratio": long / short if short else None},
+        protocol={"checkpoint": "last", "long_run": {**ev.protocol, "chain_steps": [k0, steps], "passes_at": WORST}},
+        data={"name": model.config.data.name, "train": len(ev.train), "sha256": ev.content},
+        config=model.config.to_dict(),
+        seed=seed,
+        steps=subject.step,
+        device=results.device_name(model.device),
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def default_metric(subject: Subject) -> str:
+    root = data_root(subject.data_dir)
+    return "fid" if subject.model.config.data.name in PHOTOGRAPHS and root is not None and (root / FILE).is_file() else "frechet"
+
+
+def words(summary: Mapping[str, Any]) -> str:
+    """Passed or not, in a sentence."""
+    (short, d0), (long, d1), (_, ratio) = summary["metrics"].items()
+    if ratio is None:
+        return f"{short} is 0: there is nothing to compare with."
+    k0, k = short.split("_")[1], long.split("_")[1]
+    return (
+        f"Long-run test {'passed' if ratio <= WORST else 'failed'}: the distance after {k} steps ({d1:.2f}) is {ratio:.2f} times that after K0 = {k0} "
+        f"({d0:.2f}); up to {WORST:g} passes."
+    )

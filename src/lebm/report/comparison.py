@@ -1,0 +1,104 @@
+"""Several runs on one page: numbers side by side, samples, training curves in one chart, and where the settings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lebm import figures
+from lebm.report.charts import Series, lines
+from lebm.report.folder import Folder, flatten
+from lebm.report.sections import METRICS, last_step, note, panel_chart, picture, section, short, text
+
+LOWER_IS_BETTER = ("frechet", "fid", "mse", "mse_100", "bits_per_dim")
+
+
+def body(folders: Sequence[Folder]) -> str:
+    names = distinct(folders)
+    parts = (header(folders, names), numbers(folders, names), samples(folders, names), energy(folders, names), curves(folders, names))
+    return "\n".join([*parts, settings(folders, names)])
+
+
+def distinct(folders: Sequence[Folder]) -> list[str]:
+    """The folders' names, longer where they are the same."""
+    depth, paths = 1, [f.path.resolve() for f in folders]
+    while depth < 6:
+        names = ["/".join(p.parts[-depth:]) for p in paths]
+        if len(set(names)) == len(names):
+            return names
+        depth += 1
+    return [f"{n} ({i + 1})" for i, n in enumerate(names)]
+
+
+def header(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    return f"""<header>
+<p class="eyebrow">Comparison</p>
+<h1>{len(folders)} runs side by side</h1>
+<p class="lead">{", ".join(text(n) for n in names)}</p>
+</header>"""
+
+
+def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    keys = list(dict.fromkeys(key for f in folders for key in f.metrics if not key.endswith("_error")))
+    one_set = len({f.setting("data.name") for f in folders}) == 1  # numbers on different data have no best
+    rows = [_row("updates", "", [f.result.get("steps") or last_step(f) for f in folders], False)]
+    rows += [_row(*METRICS.get(key, (key, "")), [f.metrics.get(key) for f in folders], one_set and key in LOWER_IS_BETTER) for key in keys]
+    verdicts = [f.part("diagnostics").get("verdict") for f in folders]
+    if any(verdicts):
+        rows.append(_row("chains", "steady, drifting, frozen or oversaturated", verdicts, False))
+    head = "".join(f'<th scope="col" class="number">{text(n)}</th>' for n in names)
+    table = f'<table><thead><tr><th scope="col">Metric</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return section("summary", "Numbers", f'<div class="card scroll">{table}</div>')
+
+
+def _row(title: str, words: str, values: Sequence[object], lower: bool) -> str:
+    found = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    best = min(found) if lower and len(found) > 1 else None
+    cells = "".join(
+        f'<td class="number">{"<mark>" if v == best and best is not None else ""}{text(v)}{"</mark>" if v == best and best is not None else ""}</td>'
+        for v in values
+    )
+    return f'<tr><th scope="row">{text(title)}{f"<small>{words}</small>" if words else ""}</th>{cells}</tr>'
+
+
+def samples(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    cards = ""
+    for folder, name in zip(folders, names, strict=True):
+        image = folder.picture("samples")
+        cards += picture(image, f"Samples of {name}", text(name), "", "") if image else note(f"{text(name)} has no samples yet: evaluate it.")
+    return section("samples", "Samples", f'<div class="runs">{cards}</div>')
+
+
+def energy(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    found = [(f.part("diagnostics").get("profile"), n) for f, n in zip(folders, names, strict=True)]
+    series = [Series(n, p["step"], [v - p["middle"][-1] for v in p["middle"]], i % 6) for i, (p, n) in enumerate(found) if p]
+    if not series:
+        return ""
+    words = "<p>The median energy of prior chains above where it ends: f is free up to a constant, so only its shape compares.</p>"
+    chart = lines("Energy along the chains", series, "Langevin step", "energy above its end", zero=True)
+    return section("energy", "Energy along the chains", f'{words}<div class="single">{chart}</div>')
+
+
+def curves(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    by_run = [({panel.title: found for panel, found in figures.log_curves(f.rows)}, n) for f, n in zip(folders, names, strict=True)]
+    charts = []
+    for panel in figures.PANELS:
+        there = [(found[panel.title], n) for found, n in by_run if panel.title in found]
+        if there:
+            charts.append(panel_chart(panel, there))
+    if not charts:
+        return section("curves", "Training", note("No training log with numbers in it."))
+    return section("curves", "Training", f'<div class="panels two">{"".join(charts)}</div>')
+
+
+def settings(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    flat = [flatten(f.config) for f in folders]
+    keys = [k for k in dict.fromkeys(key for values in flat for key in values) if len({repr(values.get(k)) for values in flat}) > 1]
+    if not keys:
+        return section("config", "Settings", "<p>All runs have the same configuration.</p>")
+    head = "".join(f'<th scope="col" class="number">{text(n)}</th>' for n in names)
+    rows = "".join(
+        f'<tr><th scope="row">{text(k)}</th>{"".join(f"<td class=differs>{short(v[k]) if isinstance(v.get(k), float) else text(v.get(k))}</td>" for v in flat)}</tr>'
+        for k in keys
+    )
+    table = f'<table><thead><tr><th scope="col">Setting</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return section("config", "Where the settings differ", f'<div class="card scroll">{table}</div>')

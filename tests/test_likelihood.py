@@ -1,0 +1,195 @@
+"""log Z and log p(x) against what is known in closed form or by quadrature."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lebm
+from lebm import likelihood
+from lebm.config import resolve
+from lebm.errors import DataError
+from lebm.likelihood import LogZ, anneal, bits_per_dimension, ladder, log_likelihood, log_mean, log_z, pilot
+from lebm.prior import EnergyPrior, GaussianPrior
+from lebm.rng import stream
+
+EXACT = LogZ(0.0, 0.0, 1.0, 1, 1)
+
+
+class Tilt(GaussianPrior):
+    """f of one's own: its value and gradient."""
+
+    def __init__(self, nz, f, gradient):
+        super().__init__(nz)
+        self.f, self.gradient = f, gradient
+
+    def score(self, z):
+        return self.gradient(z) - z
+
+
+def linear(alpha):
+    return Tilt(len(alpha), lambda z: z @ alpha, lambda z: alpha.expand_as(z)).double()
+
+
+def agrees(found, truth, slack=0.02):
+    assert abs(found.value - truth) < 4 * found.error + slack, f"{found} against {truth}"
+    assert found.error < 0.2
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0, 4.0])
+def test_a_linear_tilt_moves_the_gaussian(size):
+    """f = alpha.z: Z = exp(|alpha|^2 / 2)."""
+    alpha = torch.full((8,), size / math.sqrt(8), dtype=torch.float64)
+    agrees(log_z(linear(alpha), chains=500, temperatures=150), size**2 / 2)
+
+
+@pytest.mark.parametrize("a", [1.5, -0.4])
+def test_a_quadratic_tilt_changes_its_width(a):
+    """f = -a |z|^2 / 2: Z = (1 + a)^(-d/2)."""
+    prior = Tilt(6, lambda z: -0.5 * a * z.square().sum(-1), lambda z: -a * z).double()
+    agrees(log_z(prior, chains=500, temperatures=150), -3 * math.log(1 + a))
+
+
+@pytest.mark.parametrize("nz", [1, 2])
+def test_an_energy_network_against_quadrature(nz):
+    torch.manual_seed(3)
+    prior = EnergyPrior(nz).double()
+    for p in prior.parameters():
+        p.data.mul_(1.6)
+    side = torch.linspace(-9, 9, 1501 if nz == 1 else 151, dtype=torch.float64)
+    grid = torch.cartesian_prod(*[side] * nz).view(-1, nz)
+    with torch.no_grad():
+        truth = float(prior.log_prob(grid).logsumexp(0)) + nz * math.log(float(side[1] - side[0]))
+    assert abs(truth) > 0.1  # something to find
+    agrees(log_z(prior, chains=500, temperatures=60), truth)
+
+
+def test_two_far_modes():
+    """f = log cosh(4 z_1) is two Gaussians at +-4: Z = exp(8)."""
+    f = lambda z: torch.logaddexp(4 * z[..., 0], -4 * z[..., 0]) - math.log(2)  # noqa: E731
+    gradient = lambda z: torch.cat([4 * torch.tanh(4 * z[..., :1]), torch.zeros_like(z[..., 1:])], -1)  # noqa: E731
+    agrees(log_z(Tilt(3, f, gradient).double(), chains=1000, temperatures=300), 8.0)
+
+
+def test_a_wrong_score_of_the_walk_does_not_bias_it():
+    """The moves are Metropolis-adjusted: a bad gradient only slows them, as it should."""
+    alpha = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    agrees(log_z(Tilt(2, lambda z: z @ alpha, lambda z: -0.5 * alpha.expand_as(z)).double(), chains=1000, temperatures=300), 1.0)
+
+
+def test_the_fixed_prior_has_log_z_zero():
+    found = log_z(GaussianPrior(5), chains=10, temperatures=3)
+    assert (found.value, found.error, round(found.ess, 3)) == (0.0, 0.0, 10.0)
+
+
+def test_more_temperatures_make_the_error_smaller():
+    alpha = torch.full((20,), 0.8, dtype=torch.float64)
+    rough, fine = (log_z(linear(alpha), chains=500, temperatures=t) for t in (10, 150))
+    assert fine.error < rough.error and fine.ess > 3 * rough.ess
+    assert rough.value < 6.4  # biased low, as the module says
+
+
+def test_a_few_chains_are_the_first_of_many(monkeypatch):
+    seen = []
+    monkeypatch.setattr(likelihood, "log_mean", lambda w: seen.append(w) or log_mean(w))
+    alpha = torch.tensor([1.0], dtype=torch.float64)
+    log_z(linear(alpha), chains=600, temperatures=3)
+    log_z(linear(alpha), chains=20, temperatures=3)
+    assert torch.equal(seen[0][:20], seen[1]) and len(seen[0]) == 600 and seen[0][:500].unique().numel() == 500
+
+
+def test_the_walk_leaves_its_last_density_behind():
+    """After many moves at b near 1 the walkers are draws of `end`: mean 2 and variance 1/4 here."""
+    start = lambda z: (-0.5 * z.square().sum(-1), -z)  # noqa: E731
+    end = lambda z: (-2 * (z - 2).square().sum(-1), -4 * (z - 2))  # noqa: E731
+    rng = stream(0, "test")
+    z = torch.randn(4000, 1, generator=rng, dtype=torch.float64)
+    betas = ladder(60) + [1.0] * 40
+    sizes = pilot(start, end, z, betas, rng)
+    _, z = anneal(start, end, z, betas, sizes, rng)
+    assert abs(float(z.mean()) - 2) < 5 * 0.5 / math.sqrt(4000)
+    assert abs(float(z.var()) - 0.25) < 5 * 0.25 * math.sqrt(2 / 4000)
+
+
+@pytest.mark.parametrize(("chains", "temperatures"), [(1, 10), (10, 0)])
+def test_too_few_are_refused(chains, temperatures):
+    with pytest.raises(DataError, match="at least"):
+        log_z(GaussianPrior(2), chains=chains, temperatures=temperatures)
+
+
+# --- log p(x) ---------------------------------------------------------------------------------------------------------
+
+
+class Linear(nn.Module):
+    """x = W z + sigma e: p(x) is a Gaussian that can be written down. No score: autograd must do."""
+
+    def __init__(self, w, sigma=0.5):
+        super().__init__()
+        self.w, self.sigma = nn.Parameter(w), sigma
+
+    def decode(self, z):
+        return z @ self.w.T
+
+    def log_prob(self, x, z):
+        d = x.shape[-1]
+        return -(x - self.decode(z)).square().sum(-1) / (2 * self.sigma**2) - 0.5 * d * math.log(2 * math.pi * self.sigma**2)
+
+
+@pytest.fixture
+def known():
+    """A linear model on a linear tilt: z ~ N(alpha, I), so x ~ N(W alpha, W W^T + sigma^2 I)."""
+    torch.manual_seed(1)
+    w, alpha = torch.randn(5, 3, dtype=torch.float64), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
+    config = resolve({"preset": "digits", "nz": 3, "chains.posterior.step_size": 0.2})
+    model = lebm.LatentEBM(config, Linear(w)).double()
+    model.prior = linear(alpha)
+    x = torch.randn(7, 5, dtype=torch.float64)
+    law = torch.distributions.MultivariateNormal(w @ alpha, w @ w.T + 0.25 * torch.eye(5, dtype=torch.float64))
+    return model, x, law.log_prob(x), LogZ(float(alpha.square().sum() / 2), 0.0, 1.0, 1, 1)
+
+
+@pytest.mark.parametrize("temperatures", [1, 20])
+def test_log_p_of_x_in_a_linear_model(known, temperatures):
+    model, x, truth, z = known
+    found = log_likelihood(model, x, z, particles=100, temperatures=temperatures)
+    assert float((found.values - truth).abs().max()) < 0.1
+    assert float(found.ess.min()) > 30
+
+
+def test_a_rows_likelihood_does_not_depend_on_its_neighbours(known):
+    model, x, _, z = known
+    together = log_likelihood(model, x, z, particles=200, temperatures=4).values  # two rows at a time
+    alone = log_likelihood(model, x[4:5], z, particles=200, temperatures=4).values
+    assert abs(float(together[4] - alone[0])) < 1e-6
+
+
+def test_log_z_is_subtracted_and_its_error_counts(known):
+    model, x, *_ = known
+    plain = log_likelihood(model, x, EXACT, particles=8, temperatures=1)
+    tilted = log_likelihood(model, x, LogZ(2.0, 3.0, 1.0, 1, 1), particles=8, temperatures=1)
+    assert torch.allclose(plain.values - 2, tilted.values)
+    assert tilted.error**2 == pytest.approx(plain.error**2 + 9) and tilted.mean == pytest.approx(plain.mean - 2)
+
+
+def test_images_of_a_real_generator_have_a_likelihood():
+    model = lebm.LatentEBM(resolve("digits"))
+    found = log_likelihood(model, torch.zeros(3, 1, 8, 8), log_z(model.prior, chains=20, temperatures=5), particles=4, temperatures=3, steps=4)
+    assert found.values.shape == found.ess.shape == (3,) and bool(torch.isfinite(found.values).all())
+
+
+def test_particles_are_needed(known):
+    with pytest.raises(DataError, match="particles"):
+        log_likelihood(known[0], known[1], EXACT, particles=1)
+
+
+def test_bits_per_dimension():
+    """A uniform density on [-1, 1] needs all 8 bits (up to 255 against 256 levels); twice the density one bit less."""
+    assert bits_per_dimension(10 * math.log(0.5), 10) == pytest.approx(math.log2(255))
+    assert bits_per_dimension(0.0, 10) == pytest.approx(math.log2(255) - 1)
+
+
+def test_effective_number_of_weights():
+    value, ess = log_mean(torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, -900.0, -900.0, -900.0]]))
+    assert np.allclose(value, [0, -math.log(4)]) and np.allclose(ess, [4, 1])
