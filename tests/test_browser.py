@@ -96,8 +96,8 @@ def test_the_report(run, rough_log_z):
         assert step.text != before and strip.value_of_css_property("transform") != place
         assert one("svg[data-name=chains] .cursor").get_attribute("d")
         chart = one("#curves svg")
-        chart.send_keys("\ue014", "\ue014")  # arrow right
-        assert one(".tip").is_displayed() and "training step" in one(".tip").text
+        until(lambda: chart.send_keys("\ue014") or one(".tip").is_displayed())  # arrow right; scrolling to the chart may hide it once
+        assert "training step" in one(".tip").text
         chart.send_keys("\ue00c")  # escape
         assert not one(".tip").is_displayed()
         one("[data-play]").click()
