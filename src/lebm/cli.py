@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import errno
 import io
@@ -10,6 +9,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from enum import StrEnum
@@ -40,7 +40,7 @@ from lebm.metrics import inception
 from lebm.model import LatentEBM, load
 from lebm.model import export as export_model
 from lebm.runs import check_run, default_folder, latest_folder
-from lebm.training import fitting_threads, pick_device
+from lebm.training import fitting_threads, pick_device, stop_on_signals
 from lebm.training import train as train_model
 from lebm.version import __version__
 
@@ -386,14 +386,16 @@ def explore(
     """A page on this machine to play with the model: chains, directions in z, your own pictures. Ctrl-C ends it."""
     subject = analysis.Subject(run, device.value, data_dir)
     say("looking for the strongest directions in z ...")
-    with fitting_threads(subject.model), Server(Lab(subject), port) as server:
+    with fitting_threads(subject.model), Server(Lab(subject), port) as server, stop_on_signals() as stop:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         print(f"open {server.address}", flush=True)
         say("the address holds a secret and works on this machine only; Ctrl-C ends it")
         threading.Thread(target=server.lab.reference, daemon=True).start()  # ready when the first picture comes
         if open_page:
             webbrowser.open(server.address)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        while not stop:
+            time.sleep(0.1)
+        server.shutdown()
 
 
 @app.command()
