@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lebm.config import MAX_CONFIG_BYTES, Chain, Config, expand, from_dict, hidden_layers, merge, preset_names, resolve
-from lebm.errors import ConfigError
+from lebm.config import MAX_CONFIG_BYTES, Chain, Config, TextGenerator, expand, from_dict, hidden_layers, merge, preset_names, resolve
+from lebm.data import load
+from lebm.errors import ConfigError, DataError
 from lebm.model import LatentEBM
 
 PRESETS = ["celeba128", "celeba64", "cifar10", "digits", "images", "mnist", "svhn", "svhn-gaussian"]
@@ -292,3 +293,44 @@ def test_any_power_of_two_has_a_generator(size, channels):
 
 def test_the_default_is_a_config():
     assert from_dict({}) == Config()
+
+
+# --- kinds of generators ----------------------------------------------------------------------------------------------
+
+
+def test_a_generator_of_another_kind_starts_from_its_own_defaults():
+    config = resolve("digits", ["generator.hidden=7", "generator.kind=text"])  # in either order
+    assert config.generator == TextGenerator(hidden=7)
+    assert resolve(config) == config == from_dict(config.to_dict())
+    assert resolve({"preset": "digits", "generator": {"kind": "text", "embedding": 3}}).generator == TextGenerator(embedding=3)
+
+
+def test_a_kind_named_again_keeps_what_was_set():
+    assert resolve("digits", ["generator.kind=image"]) == resolve("digits")
+    text = resolve({"generator": {"kind": "text", "hidden": 9}})
+    assert text.with_values(**{"generator.embedding": 3}).generator == TextGenerator(embedding=3, hidden=9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["generator.kind=txt"], ["generator.kind is 'txt'", "did you mean text?", "image, text"]),
+        (["generator.kind=[text]"], ["generator.kind is ['text']", "image, text"]),
+        (["generator.kind=text", "generator.size=8"], ["unknown key generator.size", "generator.embedding"]),
+        (["generator.hidden=8"], ["unknown key generator.hidden", "generator.ngf"]),
+        (["generator.kind=text", "generator.dropout=1"], ["generator.dropout is 1.0", "below 1"]),
+        (["generator.kind=text", "generator.hidden=60000"], ["generator.hidden is 60000", "weights"]),
+    ],
+)
+def test_wrong_kinds_and_keys_of_other_kinds_are_said(settings, words):
+    with pytest.raises(ConfigError) as e:
+        resolve("digits", settings)
+    for word in words:
+        assert word in str(e.value)
+
+
+def test_code_for_images_refuses_other_kinds_in_a_sentence():
+    with pytest.raises(ConfigError, match=r"generator.kind is text; .*image generators only"):
+        _ = resolve("digits", ["generator.kind=text"]).image
+    with pytest.raises(DataError, match="digits is a set of kind image and generator.kind is text"):
+        load(resolve("digits", ["generator.kind=text"]))

@@ -37,7 +37,7 @@ class Listing:
         assert isinstance(model.generator, ImageGenerator)
         layers: list[nn.Module] = []
         for c in model.generator.convolutions():
-            layers += [c, nn.LeakyReLU(config.generator.leak)]
+            layers += [c, nn.LeakyReLU(config.image.leak)]
         self.g = nn.Sequential(*layers[:-1], nn.Tanh())
         energy: list[nn.Module] = []
         for layer in model.prior.linear():  # type: ignore[operator]
@@ -60,7 +60,7 @@ class Listing:
         return z.detach()
 
     def posterior(self, z: Tensor, x: Tensor) -> Tensor:
-        k, a, sigma = self.config.chains.posterior.steps, self.config.chains.posterior.step_size, self.config.generator.sigma
+        k, a, sigma = self.config.chains.posterior.steps, self.config.chains.posterior.step_size, self.config.image.sigma
         z = z.clone().detach().requires_grad_(True)
         for _ in range(k):
             grad_g = torch.autograd.grad(1.0 / (2.0 * sigma * sigma) * self.mse(self.g(z), x), z)[0]
@@ -114,7 +114,7 @@ def _wait(device: torch.device) -> None:
 def flops(config: Config, rows: int) -> float:
     """Multiply-adds times two of one learning iteration: both chains, the encoder, all updates."""
     with torch.device("meta"):
-        generator = ImageGenerator(config.nz, config.generator)
+        generator = ImageGenerator(config.nz, config.image)
     forward = generator.flops(1)
     p = config.prior
     energy = 0.0 if p.kind == "gaussian" else 2.0 * (config.nz * p.width + (p.depth - 1) * p.width**2 + p.width)
@@ -195,7 +195,7 @@ def images_per_second(model: LatentEBM, device: torch.device) -> float:
 
 def measure(config: Config, device: torch.device, sweeps: bool) -> dict[str, Any]:
     """Every number of one preset."""
-    g, batch = config.generator, config.training.batch
+    g, batch = config.image, config.training.batch
     pixels = torch.randint(0, 256, (max(batch, *BATCHES), g.channels, g.size, g.size), dtype=torch.uint8).to(device)
     rows = pixels[:batch]
     out: dict[str, Any] = {"batch": batch, **_listing(config, to_x(rows), device)}

@@ -449,15 +449,15 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show this one resol
     if name is not None:
         print(resolve(name).to_yaml(), end="")
         return
-    table = Table("preset", "data", "image", "nz", "prior", "K0", "K1", "updates")
+    table = Table("preset", "data", "x", "nz", "prior", "K0", "K1", "updates")
     for p in preset_names():
         c = resolve(p)
-        g, prior = c.generator, c.prior
+        prior = c.prior
         kind = "N(0, I)" if prior.kind == "gaussian" else f"{prior.width} x {prior.depth}"
         table.add_row(
             p,
             c.data.name,
-            f"{g.size}x{g.size}x{g.channels}",
+            c.generator.shown(),
             str(c.nz),
             kind,
             str(c.chains.prior.steps),

@@ -85,8 +85,13 @@ class Prior:
     leak: float = 0.2
 
 
+Rule = tuple[bool, str, Any, str]  # whether it holds, the key, its value, and what it must be
+
+
 @dataclass(frozen=True)
 class Generator:
+    """An image generator. Each kind of generator is a class like this one: its keys, what they must be, and its size."""
+
     kind: Literal["image"] = "image"
     size: int = 32  # pixels a side
     channels: int = 3
@@ -96,6 +101,62 @@ class Generator:
     last: Literal["up", "same"] = "up"  # final layer: 4x4 stride 2, or 3x3 stride 1 (CIFAR-10)
     leak: float = 0.2
     sigma: float = 0.3
+
+    def rules(self) -> list[Rule]:
+        n = hidden_layers(self)
+        fits = self.widths is None or (len(self.widths) == n and min(self.widths, default=0) >= 1)
+        return [
+            (self.channels in (1, 3), "generator.channels", self.channels, "must be 1 (grey) or 3 (colour)"),
+            (1 <= self.ngf <= 4096, "generator.ngf", self.ngf, "must be between 1 and 4096"),
+            (1 <= self.base <= 16, "generator.base", self.base, "must be between 1 and 16"),
+            (0 <= self.leak < 1, "generator.leak", self.leak, "must be at least 0 and below 1"),
+            (self.sigma > 0, "generator.sigma", self.sigma, "must be above 0"),
+            (_doublings(self) is not None, "generator.size", self.size,
+             f"must be generator.base ({self.base}) times a power of two (at least twice it), and at most 256"),
+            (fits, "generator.widths", self.widths, f"must list {n} positive numbers, one for each hidden layer"),
+        ]  # fmt: skip
+
+    def weights(self, nz: int) -> tuple[int, str]:
+        """About how many, and the key that rules them; a small file must not be able to ask for all memory."""
+        widths = [w * self.ngf for w in self.widths or [2 ** (i + 1) for i in reversed(range(hidden_layers(self)))]]
+        return nz * widths[0] * self.base**2 + 16 * sum(a * b for a, b in itertools.pairwise([*widths, self.channels])), "ngf"
+
+    def shown(self) -> str:
+        """What it makes, for a table."""
+        return f"{self.size}x{self.size}x{self.channels}"
+
+
+@dataclass(frozen=True)
+class TextGenerator:
+    """A one-layer LSTM over words, z at every input and in its first state."""
+
+    kind: Literal["text"] = "text"
+    vocabulary: int = 10_003  # most words, the four of our own (<pad>, <s>, </s>, <unk>) among them; the rest are read as <unk>
+    length: int = 200  # most words of a sentence; the rest is cut off, and counted
+    embedding: int = 128
+    hidden: int = 512
+    dropout: float = 0.0  # share of the embeddings' and the states' units set to 0, while learning
+    word_dropout: float = 0.0  # share of the words the LSTM reads that become <unk>, while learning
+
+    def rules(self) -> list[Rule]:
+        return [
+            (5 <= self.vocabulary <= 10**6, "generator.vocabulary", self.vocabulary, "must be between 5 and 1,000,000"),
+            (1 <= self.length <= 10**4, "generator.length", self.length, "must be between 1 and 10,000"),
+            (1 <= self.embedding <= 65536, "generator.embedding", self.embedding, "must be between 1 and 65536"),
+            (1 <= self.hidden <= 65536, "generator.hidden", self.hidden, "must be between 1 and 65536"),
+            (0 <= self.dropout < 1, "generator.dropout", self.dropout, "must be at least 0 and below 1"),
+            (0 <= self.word_dropout < 1, "generator.word_dropout", self.word_dropout, "must be at least 0 and below 1"),
+        ]
+
+    def weights(self, nz: int) -> tuple[int, str]:
+        lstm = 4 * self.hidden * (nz + self.embedding + self.hidden)
+        return lstm + 2 * nz * self.hidden + self.vocabulary * (self.embedding + self.hidden), "hidden"
+
+    def shown(self) -> str:
+        return f"text, LSTM {self.embedding}/{self.hidden}"
+
+
+AnyGenerator = Generator | TextGenerator  # another kind is another class here, and a line in lebm.generators
 
 
 @dataclass(frozen=True)
@@ -128,7 +189,7 @@ class Config:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     data: Data = field(default_factory=Data)
     prior: Prior = field(default_factory=Prior)
-    generator: Generator = field(default_factory=Generator)
+    generator: AnyGenerator = field(default_factory=Generator)
     chains: Chains = field(default_factory=Chains)
     draw: Draw = field(default_factory=Draw)
     encoder: Encoder = field(default_factory=Encoder)
@@ -142,6 +203,13 @@ class Config:
         still = {k: dataclasses.replace(getattr(self.chains, k), steps=0) for k, none in idle.items() if none}
         object.__setattr__(self, "chains", dataclasses.replace(self.chains, **still))
         _check_values(self)
+
+    @property
+    def image(self) -> Generator:
+        """The generator's section where it makes images, for code that knows nothing else."""
+        if not isinstance(self.generator, Generator):
+            raise ConfigError(f"generator.kind is {self.generator.kind}; this works for image generators only")
+        return self.generator
 
     def to_dict(self) -> dict[str, Any]:
         return cast(dict[str, Any], _plain(dataclasses.asdict(self)))
@@ -170,9 +238,10 @@ def resolve(source: str | Path | Mapping[str, Any] | Config, settings: Iterable[
         values = _with_base(expand(source), where="the configuration")
     else:
         values = _with_base(_read_source(source), where=str(source))
+    asked: dict[str, Any] = {}
     for setting in settings:
-        values = merge(values, _parse_setting(setting))
-    return from_dict(values)
+        asked = merge(asked, _parse_setting(setting))
+    return from_dict(merge(merge(Config().to_dict(), values), asked))
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
@@ -181,12 +250,17 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings laid over each other; what is not a mapping is replaced whole."""
+    """Nested mappings laid over each other; what is not a mapping is replaced whole, and so is a generator of another kind."""
     out = dict(base)
     for key, value in over.items():
         mine = out.get(key)
-        out[key] = merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+        both = isinstance(mine, Mapping) and isinstance(value, Mapping) and not (key == "generator" and _switches(mine, value))
+        out[key] = merge(cast(Mapping[str, Any], mine), value) if both else value
     return out
+
+
+def _switches(mine: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    return "kind" in mine and "kind" in over and mine["kind"] != over["kind"]
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +316,7 @@ def _with_base(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         return rest
     if not isinstance(base, str):
         raise ConfigError(f"preset in {where} is {base!r}; it must be the name of a preset: {', '.join(preset_names())}")
-    return merge(_read_preset(base), rest)
+    return merge(merge(Config().to_dict(), _read_preset(base)), rest)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -301,6 +375,9 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     if is_dataclass(hint):
         return _build(cast(type, hint), value, key + ".")
     if origin in (typing.Union, types.UnionType):
+        choices = {_kind(a): a for a in args if is_dataclass(a)}
+        if choices:
+            return _build(_of_kind(choices, value, key), value, key + ".")
         return None if value is None else _convert(next(a for a in args if a is not type(None)), value, key)
     if origin is Literal:
         if value not in args:
@@ -314,6 +391,18 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
         return tuple(_convert(k, v, f"{key}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     return _scalar(hint, value, key)
+
+
+def _kind(cls: Any) -> str:
+    return cast(str, next(f.default for f in fields(cls) if f.name == "kind"))
+
+
+def _of_kind(kinds: Mapping[str, Any], value: Any, key: str) -> type:
+    """The class that a section's `kind` names; the first where it names none."""
+    given = value.get("kind", next(iter(kinds))) if isinstance(value, Mapping) else next(iter(kinds))
+    if not isinstance(given, str) or given not in kinds:
+        raise ConfigError(f"{key}.kind is {_show(given)}{_hint(str(given), kinds)}; it must be one of {', '.join(kinds)}")
+    return cast(type, kinds[given])
 
 
 def _scalar(kind: Any, value: Any, key: str) -> Any:
@@ -355,7 +444,10 @@ def _hint(given: str, valid: Iterable[Any]) -> str:
 
 def _check_values(c: Config) -> None:
     g, le, tr = c.generator, c.learning, c.training
-    rules: list[tuple[bool, str, Any, str]] = [
+    for rule in g.rules():  # before their size is asked for
+        _check(*rule)
+    size, ruler = g.weights(c.nz)
+    rules: list[Rule] = [
         (bool(c.experiment.strip()) and not {"..", "/"} & set(Path(c.experiment).parts), "experiment", c.experiment, "must be a name, with no .. in it"),
         (0 <= c.seed < 2**63, "seed", c.seed, "must be between 0 and 2^63 - 1"),
         (1 <= c.nz <= 4096, "nz", c.nz, "must be between 1 and 4096"),
@@ -364,16 +456,8 @@ def _check_values(c: Config) -> None:
         (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),
         (1 <= c.prior.depth <= 64, "prior.depth", c.prior.depth, "must be between 1 and 64"),
         (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
-        (g.channels in (1, 3), "generator.channels", g.channels, "must be 1 (grey) or 3 (colour)"),
-        (1 <= g.ngf <= 4096, "generator.ngf", g.ngf, "must be between 1 and 4096"),
-        (1 <= g.base <= 16, "generator.base", g.base, "must be between 1 and 16"),
-        (0 <= g.leak < 1, "generator.leak", g.leak, "must be at least 0 and below 1"),
-        (g.sigma > 0, "generator.sigma", g.sigma, "must be above 0"),
-        (_doublings(g) is not None, "generator.size", g.size, f"must be generator.base ({g.base}) times a power of two (at least twice it), and at most 256"),
-        (g.widths is None or (len(g.widths) == hidden_layers(g) and min(g.widths, default=0) >= 1), "generator.widths", g.widths,
-         f"must list {hidden_layers(g)} positive numbers, one for each hidden layer"),
         (_prior_weights(c) <= MAX_WEIGHTS, "prior.width", c.prior.width, f"makes a network of {_prior_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
-        (_generator_weights(c) <= MAX_WEIGHTS, "generator.ngf", g.ngf, f"makes a network of {_generator_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
+        (size <= MAX_WEIGHTS, f"generator.{ruler}", getattr(g, ruler), f"makes a network of {size:.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (c.chains.prior.steps >= 0, "chains.prior.steps", c.chains.prior.steps, "must not be negative"),
         (c.chains.posterior.steps >= 0, "chains.posterior.steps", c.chains.posterior.steps, "must not be negative"),
         (c.chains.prior.step_size > 0, "chains.prior.step_size", c.chains.prior.step_size, "must be above 0"),
@@ -401,9 +485,13 @@ def _check_values(c: Config) -> None:
         (tr.log_every >= 1, "training.log_every", tr.log_every, "must be at least 1"),
         (tr.checkpoint_every >= 1, "training.checkpoint_every", tr.checkpoint_every, "must be at least 1"),
     ]  # fmt: skip
-    for ok, key, value, what in rules:
-        if not ok:
-            raise ConfigError(f"{key} is {_show(value)}; it {what}")
+    for rule in rules:
+        _check(*rule)
+
+
+def _check(ok: bool, key: str, value: Any, what: str) -> None:
+    if not ok:
+        raise ConfigError(f"{key} is {_show(value)}; it {what}")
 
 
 def _doublings(g: Generator) -> int | None:
@@ -421,13 +509,6 @@ def hidden_layers(g: Generator) -> int:
 
 def _prior_weights(c: Config) -> int:
     return c.prior.width * (c.nz + c.prior.width * (c.prior.depth - 1))
-
-
-def _generator_weights(c: Config) -> int:
-    """About how many; a small file must not be able to ask for all memory."""
-    g = c.generator
-    widths = [w * g.ngf for w in g.widths or [2 ** (i + 1) for i in reversed(range(hidden_layers(g)))]]
-    return c.nz * widths[0] * g.base**2 + 16 * sum(a * b for a, b in itertools.pairwise([*widths, g.channels]))
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ class LatentEBM(nn.Module):
         with torch.random.fork_rng(devices=[]):  # weights depend on config.seed alone and leave the global stream as it was
             torch.random.set_rng_state(stream(config.seed, "init").get_state())
             self.prior = PRIORS[config.prior.kind](config.nz, config.prior)
-            self.generator = generator if generator is not None else GENERATORS[config.generator.kind](config.nz, config.generator)
+            self.generator = generator if generator is not None else _make_generator(config)
             self.own_generator = generator is not None
             self.inference = make_inference(config, self.generator, self.own_generator)  # where posterior chains start
             self.synthesis = make_synthesis(config)  # where prior chains start
@@ -153,7 +153,8 @@ class LatentEBM(nn.Module):
 
     def save(self, path: str | Path, note: dict[str, Any] | None = None) -> None:
         """One safetensors file with the config inside: enough for lebm.load."""
-        meta = {"config": self.config.to_dict(), "own_generator": self.own_generator, **(note or {})}
+        facts: dict[str, Any] = getattr(self.generator, "facts", dict)()
+        meta = {"config": self.config.to_dict(), "own_generator": self.own_generator, **({"facts": facts} if facts else {}), **(note or {})}
         checkpoint.save_tensors(Path(path), self.state_dict(), meta)
 
 
@@ -167,6 +168,12 @@ def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator:
     if meta.get("own_generator") and generator is None:
         raise CheckpointError(f"{path} was trained with a generator of your own; pass it: lebm.load({str(run_or_file)!r}, generator=...)")
     model = LatentEBM(config, generator)
+    take = getattr(model.generator, "take", None)
+    if take is not None:
+        try:
+            take(meta.get("facts", {}))
+        except DataError as e:
+            raise CheckpointError(f"{path} is damaged: {e}") from None
     restore(model, tensors, path)
     return model.to(device).eval()
 
@@ -202,6 +209,13 @@ def restore(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     if wrong:
         raise CheckpointError(f"{path} does not fit this model: {json.dumps(wrong[:3])} differ in name or shape")
     module.load_state_dict(tensors)
+
+
+def _make_generator(config: Config) -> nn.Module:
+    kind = config.generator.kind
+    if kind not in GENERATORS:
+        raise ConfigError(f"there is no generator of kind {kind} yet; there are {', '.join(GENERATORS)}")
+    return GENERATORS[kind](config.nz, config.generator)
 
 
 def likelihood_score(generator: nn.Module, x: Tensor, z: Tensor) -> Tensor:

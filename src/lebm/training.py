@@ -118,7 +118,11 @@ def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Con
                 raise DataError("a generator of your own needs its data too; pass data=...")
         refuse_handed_in(config)
         with progress_bar(console, "reading data") as update:
-            return load_data(config, data_root(data_dir), update).train
+            splits = load_data(config, data_root(data_dir), update)
+        take = getattr(net.generator, "take", None)
+        if take is not None:
+            take(splits.facts)
+        return splits.train
     if not isinstance(data, np.ndarray | Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind not in "biuf") or data.ndim < 1:
         what = f"an array of {data.dtype} with shape {tuple(data.shape)}" if isinstance(data, np.ndarray | Tensor) else f"a {type(data).__name__}"
         raise DataError(f"the data is {what}; give a numpy array or tensor of numbers, a row for every example")

@@ -46,9 +46,13 @@ def load(config: Config, root: str | Path | None = None, progress: Progress | No
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise DataError(f"no data set is called {name!r}{hint}; data.name is one of {', '.join(DATASETS)}")
+    kind, made = DATASETS[name].kind, config.generator.kind
+    if kind != made:
+        raise DataError(f"{name} is a set of kind {kind} and generator.kind is {made}; use --set generator.kind={kind}, or another data.name")
     splits = DATASETS[name].load(config, data_root(root), progress)
-    _check_shape(name, splits.train, config.generator)
-    _check_shape(name, splits.test, config.generator)
+    if kind == "image":
+        _check_shape(name, splits.train, config.image)
+        _check_shape(name, splits.test, config.image)
     if config.data.limit is None:
         return splits
     labels = None if splits.train_labels is None else splits.train_labels[: config.data.limit]

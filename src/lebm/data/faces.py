@@ -26,7 +26,7 @@ def load_celeba(config: Config, root: Path | None, progress: Progress | None = N
         raise DataError(f"{folder} holds one picture; training and testing need at least two")
     test = files[len(files) - max(1, min(TEST, len(files) // 10)) :]
     train = files[: len(files) - len(test)][:TRAIN]
-    g = config.generator
+    g = config.image
 
     def build() -> Decoded:
         return Decoded(decode_all(train + test, (g.channels, g.size, g.size), progress), len(train))

@@ -51,7 +51,7 @@ def load_mnist(config: Config, root: Path | None, progress: Progress | None = No
     folder = found("mnist", HOW, find(root), root)
     train, train_labels = _pair(folder, "train")
     test, test_labels = _pair(folder, "t10k")
-    if config.generator.size == 32 and train.shape[1:] == test.shape[1:] == (28, 28):
+    if config.image.size == 32 and train.shape[1:] == test.shape[1:] == (28, 28):
         # The usual way to a side that halves five times: a black rim of two pixels.
         train, test = (np.pad(x, ((0, 0), (2, 2), (2, 2))) for x in (train, test))
     return Splits(as_tensor(train[:, None]), as_tensor(test[:, None]), as_labels(train_labels), as_labels(test_labels), str(folder))

@@ -21,7 +21,7 @@ CACHE_FROM = 200  # a smaller folder is decoded in a moment and left untouched
 def load_images(config: Config, root: Path | None, progress: Progress | None = None) -> Splits:
     if not config.data.path:
         raise DataError("data.path is not set; name a folder of pictures or a .npy or .npz file with --set data.path=PATH")
-    path, g = _resolve(config.data.path, root), config.generator
+    path, g = _resolve(config.data.path, root), config.image
     shape = (g.channels, g.size, g.size)
     images = _read_folder(path, shape, progress) if path.is_dir() else _read_file(path, shape)
     n = len(images)

@@ -31,7 +31,7 @@ def load_digits(config: Config, root: Path | None, progress: Progress | None = N
 
 
 def load_noise(config: Config, root: Path | None, progress: Progress | None = None) -> Splits:
-    g = config.generator
+    g = config.image
     shape = (NOISE_TRAIN + NOISE_TEST, g.channels, g.size, g.size)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=rng.stream(0, "noise"))
     return Splits(images[:NOISE_TRAIN], images[NOISE_TRAIN:], source="noise")

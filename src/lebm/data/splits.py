@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ FETCHED = ("svhn", "cifar10", "mnist")  # what `lebm fetch` can download
 
 @dataclass(frozen=True)
 class Splits:
-    """Images as uint8 (n, c, h, w), 0..255; labels, where the set has them, as int64 (n,)."""
+    """Rows of training and test data: images as uint8 (n, c, h, w), 0..255; labels, where the set has them, as int64 (n,)."""
 
     train: Tensor
     test: Tensor
     train_labels: Tensor | None = None
     test_labels: Tensor | None = None
-    source: str = ""  # where the images came from, for the record
+    source: str = ""  # where the rows came from, for the record
+    facts: dict[str, Any] = field(default_factory=dict)  # what a generator must know to read and show rows; plain JSON, saved with the model
 
 
 class Loader(Protocol):
@@ -42,6 +43,7 @@ class Dataset:
     how: str  # which files to put where, and where they officially come from
     licence: str
     description: str = ""
+    kind: str = "image"  # of the generators that take its rows
 
 
 def found(name: str, how: str, place: Path | None, root: Path | None) -> Path:

@@ -55,7 +55,7 @@ class ImageNet(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        g, width = config.generator, config.encoder.width
+        g, width = config.image, config.encoder.width
         self.leak, self.side = g.leak, g.size
         widths = [w * width for w in reversed(g.widths or default_widths(hidden_layers(g)))]
         first = nn.Conv2d(g.channels, widths[0], *((4, 2, 1) if g.last == "up" else (3, 1, 1)))
