@@ -391,7 +391,9 @@ def test_every_way_says_what_it_is():
     for call in (model.infer, model.reconstruct, model.anomaly_score):
         torch.testing.assert_close(call(x, by="warm"), call(x), rtol=0, atol=0)
         torch.testing.assert_close(call(x)[2:3], call(x[2:3]), rtol=1e-9, atol=1e-9)  # a row does not depend on its neighbours
-    torch.testing.assert_close(model.sample(7, by="flow"), model.sample(9, by="flow")[:7], rtol=0, atol=1e-12)  # products of 7 and of 9 rows may round apart
+    torch.testing.assert_close(
+        model.sample(7, by="flow"), model.sample(9, by="flow")[:7], rtol=0, atol=1e-12
+    )  # products of 7 and of 9 rows may round apart
 
 
 def test_configs_that_cannot_be():
