@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "speed": ANY,
     "compare": ANY,
     "detector": ANY,
+    "anomaly": ANY,
     "figures": ANY,
     "report": ANY,
     "analysis": ANY,

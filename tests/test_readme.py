@@ -28,6 +28,7 @@ TINY = {
     "chains": ["--samples", "60"],
 }
 NOT_RUN = {
+    "anomaly",
     "demo",
     "bench",
     "fetch",

@@ -26,6 +26,7 @@ from rich.table import Table
 from lebm import analysis, checkpoint, compare, figures, report, results
 from lebm.analysis import chains as chain_pictures
 from lebm.analysis import diagnostics, longrun, paths
+from lebm.anomaly import mnist as protocol
 from lebm.bench import bench as run_bench
 from lebm.config import preset_names, resolve
 from lebm.data import DATASETS, data_root, download, read_inputs
@@ -220,6 +221,38 @@ def score(
     writer.writerows([i, names[i], f"{value:.9g}"] for i, value in table)
     checkpoint.write_atomic(to, text.getvalue())
     say(f"{len(scores)} scores in {to}{_drawn(model, 'posterior', by, steps)}")
+
+
+@app.command()
+def anomaly(
+    digits: Annotated[str, typer.Option(help="Which labels are the anomaly in turn, comma-separated.")] = ",".join(map(str, protocol.DIGITS)),
+    preset: Annotated[
+        str, typer.Option(metavar="PRESET_OR_YAML", help="mnist-anomaly, mnist-anomaly-paper, or a configuration of yours.")
+    ] = "mnist-anomaly",
+    seeds: Annotated[str, typer.Option(help="Seeds of the training, comma-separated; the split is always the same.")] = "1",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder of the runs; default runs/EXPERIMENT. What is there already goes on.")] = None,
+    neighbours: Annotated[bool, typer.Option("--neighbours", help="Learn nothing: score by the distance to the nearest training image.")] = False,
+    device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
+    result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
+) -> None:
+    """The paper's anomaly detection: train without one digit, find it among the others; each digit in turn."""
+    if result is not None:
+        _check_target("--result", result, ".json")
+    config = resolve(preset, settings or [])
+    labels = _numbers("--digits", digits)
+    if neighbours:
+        summary = protocol.neighbours(config, labels, device=device.value, data_dir=data_dir, console=console)
+    else:
+        folder = run or Path("runs") / config.experiment
+        several = _numbers("--seeds", seeds)
+        summary = protocol.experiment(config, labels, several, folder, device=device.value, data_dir=data_dir, console=console, say=say)
+    if result is not None:
+        results.write(result, summary)
+    _print_auprc(summary)
 
 
 @app.command()
@@ -522,6 +555,25 @@ def _save_npz(path: Path, **arrays: Any) -> None:
             np.savez_compressed(f, **arrays)
 
     checkpoint.write_with(path, write)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """1,4,5 -> [1, 4, 5]."""
+    parts = [p.strip() for p in text.split(",") if p.strip()]
+    if not parts or not all(p.isdecimal() for p in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"{option} is {text!r}; give different whole numbers with commas between, such as 1,4,5")
+    return [int(p) for p in parts]
+
+
+def _print_auprc(summary: dict[str, Any]) -> None:
+    metrics = summary["metrics"]
+    table = Table("anomaly", "AUPRC", "chance", "with a fifth of the anomalies", "AUROC")
+    for digit in metrics["auprc"]:
+        cells = []
+        for m in (metrics[name][digit] for name in ("auprc", "auprc_fifth", "auroc")):
+            cells.append(f"{m['mean']:.3f}" + ("" if m["spread"] is None else f" ± {m['spread']:.3f}"))
+        table.add_row(digit, cells[0], f"{metrics['chance'][digit]:.3f}", *cells[1:])
+    out.print(table)
 
 
 def _print_metrics(summary: dict[str, Any]) -> None:

@@ -74,6 +74,7 @@ class Data:
     path: str | None = None  # for name: images — a folder of pictures, a .npy or a .npz file
     limit: int | None = None  # take only the first so many training rows
     test_fraction: float = 0.1  # for data without an official test split
+    held_out: int | None = None  # this label is the anomaly: never trained on, all of it in the test split
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,14 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Anomaly:
+    """How rows are scored (lebm.anomaly), and over how many last epochs a published number is averaged."""
+
+    score: Literal["joint", "chains", "error", "likelihood", "prior", "combined"] = "joint"
+    epochs: int = 10
+
+
+@dataclass(frozen=True)
 class Config:
     experiment: str = "digits"
     seed: int = 1
@@ -196,6 +205,7 @@ class Config:
     flow: Flow = field(default_factory=Flow)
     learning: Learning = field(default_factory=Learning)
     training: Training = field(default_factory=Training)
+    anomaly: Anomaly = field(default_factory=Anomaly)
 
     def __post_init__(self) -> None:
         # N(0, I) is drawn exactly, an unadjusted chain would only spoil it; amortised and flow are draws without a chain.
@@ -453,6 +463,7 @@ def _check_values(c: Config) -> None:
         (1 <= c.nz <= 4096, "nz", c.nz, "must be between 1 and 4096"),
         (c.data.limit is None or c.data.limit >= 1, "data.limit", c.data.limit, "must be at least 1"),
         (0 < c.data.test_fraction < 1, "data.test_fraction", c.data.test_fraction, "must lie between 0 and 1"),
+        (c.data.held_out is None or c.data.held_out >= 0, "data.held_out", c.data.held_out, "must be a label, 0 or above"),
         (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),
         (1 <= c.prior.depth <= 64, "prior.depth", c.prior.depth, "must be between 1 and 64"),
         (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
@@ -483,6 +494,7 @@ def _check_values(c: Config) -> None:
         (tr.steps >= 0, "training.steps", tr.steps, "must not be negative"),
         (tr.batch >= 1, "training.batch", tr.batch, "must be at least 1"),
         (tr.log_every >= 1, "training.log_every", tr.log_every, "must be at least 1"),
+        (c.anomaly.epochs >= 1, "anomaly.epochs", c.anomaly.epochs, "must be at least 1"),
         (tr.checkpoint_every >= 1, "training.checkpoint_every", tr.checkpoint_every, "must be at least 1"),
     ]  # fmt: skip
     for rule in rules:

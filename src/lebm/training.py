@@ -48,12 +48,14 @@ def train(
     device: str = "auto",
     data_dir: str | Path | None = None,
     console: Console | None = None,
+    watch: Callable[[int, LatentEBM], None] | None = None,
 ) -> LatentEBM:
     """Learn a model by Algorithm 1 and return it, ready to sample.
 
     `config` is a preset's name, a YAML file, a mapping or a Config; `data` your own training rows instead of config.data
     (images as uint8 or floats in [-1, 1], or whatever your generator takes); `model` your own generator (`log_prob(x, z)`
     and `decode(z)`) or a LatentEBM to go on with. With `run` the log, checkpoints and weights are kept in that folder.
+    `watch(epoch, model)` sees the model after every epoch, the first being 1.
     """
     config = resolve(config)
     if data is not None:  # so that nobody goes on with, or measures, the run on another set by mistake
@@ -71,7 +73,7 @@ def train(
     if folder is not None:
         state.resume_from(folder)
     with started(folder, config) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
-        Loop(state, batches, folder, max_seconds, console, data_dir).run()
+        Loop(state, batches, folder, max_seconds, console, data_dir, watch).run()
     return state.exported().eval()
 
 
@@ -141,9 +143,16 @@ class Loop:
     """Steps until the configured number, the time limit, a signal or divergence; always leaves a good checkpoint."""
 
     def __init__(
-        self, state: TrainingState, batches: Batches, run: Run | None, max_seconds: float | None, console: Console | None, data_dir: Any = None
+        self,
+        state: TrainingState,
+        batches: Batches,
+        run: Run | None,
+        max_seconds: float | None,
+        console: Console | None,
+        data_dir: Any = None,
+        watch: Callable[[int, LatentEBM], None] | None = None,
     ) -> None:
-        self.data_dir = data_dir
+        self.data_dir, self.watch = data_dir, watch
         self.state, self.batches, self.run_folder, self.max_seconds, self.console = state, batches, run, max_seconds, console
         self.config = state.config.training
         self.log = Log(run.path, state.step) if run else None
@@ -189,6 +198,8 @@ class Loop:
                 marked = (now, state.step)
                 self._watch(row, checkpoint_now)
                 update(state.step, config.steps, note=_note(row))
+            if self.watch and state.step % self.batches.per_epoch == 0:  # before the checkpoint: what a kill loses is seen again on resume
+                self.watch(state.step // self.batches.per_epoch, state.exported())
             if checkpoint_now and self.run_folder and state.step > saved:
                 state.save(self.run_folder)
                 saved = state.step

@@ -20,6 +20,7 @@ from lebm.config import Config, Generator
 from lebm.data.batches import Batches
 from lebm.data.cifar import CIFAR10
 from lebm.data.faces import CELEBA
+from lebm.data.held_out import hold_out
 from lebm.data.idx import MNIST
 from lebm.data.inputs import read_inputs
 from lebm.data.own import IMAGES
@@ -53,6 +54,8 @@ def load(config: Config, root: str | Path | None = None, progress: Progress | No
     if kind == "image":
         _check_shape(name, splits.train, config.image)
         _check_shape(name, splits.test, config.image)
+    if config.data.held_out is not None:
+        splits = hold_out(splits, config.data.held_out)
     if config.data.limit is None:
         return splits
     labels = None if splits.train_labels is None else splits.train_labels[: config.data.limit]

@@ -1,0 +1,5 @@
+"""Anomaly detection: scores of a learned model, their calibration on normal rows, and the paper's experiment on MNIST."""
+
+from lebm.anomaly.scores import SCORES, Scorer
+
+__all__ = ["SCORES", "Scorer"]

@@ -1,0 +1,102 @@
+"""Scores by name: model and rows in, a number a row out; higher is more anomalous.
+
+Every row meets the same noise (common random numbers), so a score is a function of its row alone: neighbours and order do not matter
+beyond the rounding of a matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lebm.anomaly.density import Tails
+from lebm.errors import DataError
+from lebm.likelihood import LogZ, log_likelihood
+from lebm.methods import Proposed
+from lebm.model import CHUNK, LatentEBM
+
+Progress = Callable[[int, int], None]
+Score = Callable[[LatentEBM, Tensor, int], Tensor]
+CHAINS = 5  # posterior draws that `chains` averages over
+PARTICLES = 20  # of the importance-weighted estimate
+
+
+def joint(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
+    """-log p(x, z) - log Z at one draw of the posterior: the paper's decision function."""
+    return model.anomaly_score(x, seed)
+
+
+def chains(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
+    """The same, averaged over several posterior draws."""
+    return torch.stack([model.anomaly_score(x, CHAINS * seed + i) for i in range(CHAINS)]).mean(0)
+
+
+def error(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
+    """What the generator cannot explain: -log p(x|z) at the inferred z."""
+    z = infer(model, x, seed)
+    return -by_chunks(model.generator.log_prob, model, x, z)  # type: ignore[arg-type]
+
+
+def prior(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
+    """How far the inferred z lies from what was learned: -log p_alpha(z) - log Z."""
+    return -by_chunks(lambda _, z: model.prior.log_prob(z), model, x, infer(model, x, seed))
+
+
+def likelihood(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
+    """-log p(x) - log Z by importance weights; log Z is one number for all rows and orders nothing."""
+    return -log_likelihood(model, x, LogZ(0.0, 0.0, 0.0, 0, 0), particles=PARTICLES, seed=seed).values
+
+
+@torch.no_grad()
+def infer(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
+    """The z at which a row is judged: the encoder's mean, or a draw of the run's own way where there is no encoder.
+
+    An encoder has only ever seen normal rows and finds for others a z that does not fit them; a long chain fits whatever it is given.
+    """
+    if not isinstance(model.inference, Proposed):
+        return model.infer(x, seed)
+    x = model.as_input(x)
+    return torch.cat([model.inference.q(rows.to(model.device))[0].cpu() for rows in x.split(CHUNK)])
+
+
+@torch.no_grad()
+def by_chunks(number: Callable[[Tensor, Tensor], Tensor], model: LatentEBM, x: Tensor, z: Tensor) -> Tensor:
+    """number(x, z) of every row, so many at a time."""
+    pairs = zip(model.as_input(x).split(CHUNK), z.split(CHUNK), strict=True)
+    return torch.cat([number(a.to(model.device), b.to(model.device)).cpu() for a, b in pairs])
+
+
+SCORES: dict[str, Score] = {"joint": joint, "chains": chains, "error": error, "likelihood": likelihood, "prior": prior}
+COMBINED = ("prior", "error")  # what `combined` joins
+
+
+class Scorer:
+    """A score by name for one model. `combined` must first see normal rows that the model was not learned from: fit(rows)."""
+
+    def __init__(self, model: LatentEBM, name: str | None = None, seed: int = 0) -> None:
+        self.model, self.name, self.seed = model, name or model.config.anomaly.score, seed
+        if self.name not in (*SCORES, "combined"):
+            raise DataError(f"no score is called {self.name!r}; there are {', '.join(SCORES)} and combined")
+        self.tails: Tails | None = None
+
+    def statistics(self, x: Tensor) -> Tensor:
+        """(rows, statistics) of what is combined."""
+        return torch.stack([SCORES[name](self.model, x, self.seed).double() for name in COMBINED], 1)
+
+    def fit(self, normal: Tensor) -> Scorer:
+        if self.name == "combined":
+            self.tails = Tails(self.statistics(normal))
+        return self
+
+    def __call__(self, x: Tensor, progress: Progress | None = None) -> Tensor:
+        if self.name == "combined" and self.tails is None:
+            raise DataError("the score `combined` is calibrated on normal rows first; give it some")
+        out = []
+        for rows in x.split(5 * CHUNK):
+            one = self.tails(self.statistics(rows)) if self.tails is not None else SCORES[self.name](self.model, rows, self.seed).double()
+            out.append(one)
+            if progress:
+                progress(sum(map(len, out)), len(x))
+        return torch.cat(out)

@@ -1,0 +1,277 @@
+"""Scores of a model, their calibration, and the paper's experiment on the embedded digits."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import lebm
+from lebm.anomaly import SCORES, Scorer
+from lebm.anomaly import mnist as protocol
+from lebm.anomaly.density import TAIL, Tails
+from lebm.anomaly.figure import draw
+from lebm.config import resolve
+from lebm.data import load
+from lebm.errors import CheckpointError, ConfigError, DataError
+
+TINY = {
+    "preset": "digits",
+    "nz": 4,
+    "generator.ngf": 4,
+    "prior.width": 8,
+    "chains.prior.steps": 2,
+    "chains.posterior.steps": 3,
+    "training.batch": 100,
+}
+
+
+def tiny(**more):
+    return resolve({**TINY, **more})
+
+
+@pytest.fixture(scope="module")
+def models():
+    x = load(resolve("digits")).train
+    chains, encoder = (tiny(**{"training.steps": 80, "draw.posterior": by, "learning.encoder_rate": 1e-3}) for by in ("langevin", "amortised"))
+    return {"langevin": lebm.train(chains, data=x), "amortised": lebm.train(encoder, data=x)}
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["langevin", "amortised"])
+@pytest.mark.parametrize("name", [*SCORES, "combined"])
+def test_a_score_is_a_function_of_its_row(models, name, by):
+    if name == "likelihood" and by == "amortised":
+        pytest.skip("the same code for both, and slow")
+    x = load(resolve("digits")).test[:7]
+    scorer = Scorer(models[by], name, seed=3).fit(load(resolve("digits")).train[:40])
+    scores = scorer(x)
+    assert scores.shape == (7,) and scores.dtype == torch.float64 and bool(torch.isfinite(scores).all()) and float(scores.std()) > 0
+    torch.testing.assert_close(scorer(x[:3]), scores[:3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scorer(x.flip(0)).flip(0), scores, rtol=1e-4, atol=1e-4)
+    assert bool(torch.equal(scorer(x), scores))
+
+
+@pytest.mark.parametrize("name", ["error", "joint", "combined"])
+def test_noise_is_stranger_than_digits(models, name):
+    s = load(resolve("digits"))
+    noise = 255 * torch.randint(0, 2, (50, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scorer = Scorer(models["amortised"], name).fit(s.train[:200])
+    assert float(scorer(noise).median()) > float(scorer(s.test).quantile(0.95))
+
+
+def test_the_paper_s_score_is_the_model_s(models):
+    x = load(resolve("digits")).test[:5]
+    assert torch.equal(Scorer(models["langevin"], "joint", 2)(x), models["langevin"].anomaly_score(x, 2).double())
+
+
+def test_chains_average_over_draws(models):
+    x = load(resolve("digits")).test[:5]
+    each = [models["langevin"].anomaly_score(x, seed) for seed in range(5)]
+    torch.testing.assert_close(SCORES["chains"](models["langevin"], x, 0), torch.stack(each).mean(0))
+
+
+def test_an_unknown_score_and_a_missing_calibration(models):
+    with pytest.raises(DataError, match="no score is called 'odd'.*joint"):
+        Scorer(models["langevin"], "odd")
+    with pytest.raises(DataError, match="calibrated on normal rows"):
+        Scorer(models["langevin"], "combined")(load(resolve("digits")).test[:5])
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+def test_tails_rank_and_then_go_on():
+    values = torch.linspace(0, 1, 1001)[:, None]
+    tails = Tails(values)
+    at = tails(torch.tensor([[0.0], [0.5], [0.9], [1.0], [2.0], [3.0]]))
+    assert at[0] == 0 and float(at[1]) == pytest.approx(math.log(2), abs=0.01) and float(at[2]) == pytest.approx(math.log(10), abs=0.02)
+    assert bool((at.diff() > 0).all())
+    scale = TAIL / 2  # the mean excess of a uniform tail
+    assert float(at[5] - at[4]) == pytest.approx(1 / scale, rel=0.02)
+
+
+def test_tails_of_exponential_values_are_exact_surprises():
+    """For an exponential statistic -log P(as much) is the value itself, in the ranked part and beyond."""
+    u = (torch.arange(20000) + 0.5) / 20000
+    tails = Tails(-(1 - u).log()[:, None])
+    v = torch.tensor([[0.1], [1.0], [2.0], [5.0], [20.0]])
+    torch.testing.assert_close(tails(v), v[:, 0].double(), rtol=0.01, atol=0.01)
+
+
+def test_statistics_add_up_whatever_their_scale():
+    x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    v = torch.randn(20, 2, generator=torch.Generator().manual_seed(1))
+    both = Tails(x)(v)
+    torch.testing.assert_close(both, Tails(x[:, :1])(v[:, :1]) + Tails(x[:, 1:])(v[:, 1:]))
+    torch.testing.assert_close(both, Tails(x * torch.tensor([1.0, 1e6]) + 5)(v * torch.tensor([1.0, 1e6]) + 5), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("values", [torch.zeros(1, 1), torch.zeros(50, 1), torch.ones(2, 2)])
+def test_degenerate_calibrations_stay_finite(values):
+    scores = Tails(values)(torch.tensor([[-1.0], [0.0], [10.0]]).expand(3, values.shape[1]))
+    assert bool(torch.isfinite(scores).all()) and scores[2] > scores[0]
+
+
+# --- the split --------------------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_the_protocol_s():
+    s = load(resolve("digits"))
+    x, y = torch.cat([s.train, s.test]), torch.cat([s.train_labels, s.test_labels]).numpy()
+    order = np.random.RandomState(42).permutation(np.where(y != 4)[0])
+    n = int(0.8 * len(order))
+    held = load(resolve({"preset": "digits", "data.held_out": 4}))
+    assert torch.equal(held.train, x[order[:n]]) and torch.equal(held.test, torch.cat([x[order[n:]], x[y == 4]]))
+    assert 4 not in held.train_labels and (held.test_labels == 4).sum() == (y == 4).sum()
+    assert load(resolve({"preset": "digits", "data.held_out": 4, "data.limit": 50})).train.shape[0] == 50
+
+
+def test_a_label_that_is_not_there():
+    with pytest.raises(DataError, match="data.held_out is 12.*0, 1, 2"):
+        load(resolve({"preset": "digits", "data.held_out": 12}))
+    with pytest.raises(DataError, match="no labels"):
+        load(resolve({"preset": "digits", "data.name": "noise", "data.held_out": 1}))
+    with pytest.raises(ConfigError, match="data.held_out"):
+        resolve({"preset": "digits", "data.held_out": -1})
+
+
+@pytest.mark.skipif(not os.environ.get("LEBM_DATA"), reason="needs MNIST under LEBM_DATA")
+@pytest.mark.parametrize(("digit", "chance"), [(1, 0.388), (4, 0.351), (5, 0.331), (7, 0.368), (9, 0.356)])
+def test_mnist_has_the_published_chance(digit, chance):
+    s = load(resolve({"preset": "mnist", "data.held_out": digit}))
+    assert protocol.is_anomaly(s, digit).mean() == pytest.approx(chance, abs=5e-4)
+
+
+# --- the experiment ---------------------------------------------------------------------------------------------------
+
+EXPERIMENT = {"training.steps": 39, "data.limit": 1200, "anomaly.epochs": 2, "anomaly.score": "combined", "draw.posterior": "amortised"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("anomaly") / "runs"
+    said = []
+    return folder, protocol.experiment(tiny(**EXPERIMENT), [0, 3], [1, 2], folder, device="cpu", say=said.append), said
+
+
+def test_the_experiment_has_the_form_of_a_result(measured):
+    folder, summary, said = measured
+    assert set(summary) == set(lebm.results.KEYS)
+    assert set(summary["metrics"]["auprc"]) == {"0", "3"} and all(
+        0 < m["mean"] <= 1 and m["spread"] > 0 for m in summary["metrics"]["auprc"].values()
+    )
+    assert summary["metrics"]["chance"]["0"] == pytest.approx(178 / (178 + 324), abs=0.002)
+    assert [(p["digit"], p["seed"], len(p["auprc"])) for p in summary["per_seed"]] == [(0, 1, 2), (0, 2, 2), (3, 1, 2), (3, 2, 2)]
+    every = [v for p in summary["per_seed"] if p["digit"] == 0 for v in p["auprc"]]
+    assert summary["metrics"]["auprc"]["0"]["mean"] == pytest.approx(np.mean(every)) and len(set(every)) == 4
+    assert summary["metrics"]["auprc"]["0"]["spread"] == pytest.approx(np.std(every, ddof=1))
+    assert (folder / "digit-0/seed-1/figures/anomaly.png").stat().st_size > 10_000 and any("4 of 4" in words for words in said)
+    assert json.loads((folder / "digit-0/seed-1/anomaly.json").read_text())["epochs"].keys() == {"2", "3"}
+
+
+def test_done_is_not_done_again(measured, monkeypatch):
+    folder, summary, _ = measured
+    monkeypatch.setattr(protocol, "train", None)
+    again = protocol.experiment(tiny(**EXPERIMENT), [0, 3], [1, 2], folder, device="cpu")
+    assert again["metrics"] == summary["metrics"]
+
+
+def test_an_interrupted_trial_goes_on(measured, tmp_path, monkeypatch):
+    config = tiny(**EXPERIMENT, **{"training.checkpoint_every": 12})
+
+    class Cut(Exception):
+        pass
+
+    def cut(*args):
+        raise Cut
+
+    real = protocol.score_all
+    monkeypatch.setattr(protocol, "score_all", cut)
+    with pytest.raises(Cut):
+        protocol.experiment(config, [0], [1], tmp_path / "r", device="cpu")
+    monkeypatch.setattr(protocol, "score_all", real)
+    again = protocol.experiment(config, [0], [1], tmp_path / "r", device="cpu")
+    assert again["per_seed"][0]["auprc"] == measured[1]["per_seed"][0]["auprc"], "bit for bit what one go gives"
+
+
+def test_other_settings_in_the_same_folder_are_refused(measured):
+    with pytest.raises(CheckpointError, match="choose another --run"):
+        protocol.experiment(tiny(**{**EXPERIMENT, "anomaly.score": "joint"}), [0], [1], measured[0], device="cpu")
+
+
+def test_less_than_an_epoch_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="less than one epoch"):
+        protocol.experiment(tiny(**{**EXPERIMENT, "training.steps": 3}), [0], [1], tmp_path / "r", device="cpu")
+
+
+def test_neighbours_are_exact():
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(rng.integers(0, 256, (n, 1, 4, 4), dtype=np.uint8)) for n in (50, 20))
+    x, y = (t.flatten(1).double() / 127.5 - 1 for t in (a, b))
+    want = (y[:, None] - x[None]).square().sum(-1).min(1).values
+    np.testing.assert_allclose(protocol.nearest(a, b, torch.device("cpu")), want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_neighbours_row():
+    summary = protocol.neighbours(tiny(), [0], device="cpu")
+    assert summary["metrics"]["auprc"]["0"]["mean"] > 0.99 and summary["metrics"]["auprc"]["0"]["spread"] is None
+    assert summary["experiment"] == "digits-neighbours"
+
+
+def test_a_fifth_of_the_anomalies():
+    rng = np.random.default_rng(0)
+    anomalous = np.arange(5000) < 2500
+    found = protocol.measure(rng.normal(size=5000), anomalous)
+    assert found["auprc"] == pytest.approx(0.5, abs=0.03) and found["auprc_fifth"] == pytest.approx(1 / 6, abs=0.03)
+
+
+def test_a_table_s_figure_has_two_charts():
+    rng = np.random.default_rng(0)
+    assert len(draw(rng.normal(size=50), np.arange(50) < 10).axes) == 2
+
+
+@pytest.mark.parametrize("name", ["mnist-anomaly", "mnist-anomaly-paper"])
+def test_the_presets(name):
+    c = resolve(name)
+    assert c.data.name == "mnist" and c.data.held_out is None and c.anomaly.epochs == 10
+    assert c.draw.posterior == ("langevin" if name.endswith("paper") else "amortised")
+    assert c.data.limit is None or c.data.limit < 0.8 * (70_000 - 7_877)  # some normal rows are left to calibrate on
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    from test_readme import call
+
+    sets = [word for key, value in {**TINY, **EXPERIMENT}.items() if key != "preset" for word in ("--set", f"{key}={value}")]
+    words = ["anomaly", "--preset", "digits", "--digits", "0", "--run", str(tmp_path / "r"), "--result", str(tmp_path / "r.json"), *sets]
+    assert call(words, monkeypatch) == 0
+    said = capsys.readouterr()
+    assert "AUPRC" in said.out and "chance" in said.out and "digit 0, seed 1 (1 of 1)" in said.err
+    assert json.loads((tmp_path / "r.json").read_text())["command"].startswith("lebm anomaly")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--digits", "1;2"], "--digits"),
+        (["--digits", "1,1"], "different"),
+        (["--seeds", ""], "--seeds"),
+        (["--digits", "12", "--preset", "digits"], "data.held_out is 12"),
+        (["--preset", "mnist-anomaly"], "mnist cannot be read"),
+        (["--result", "x.txt"], ".json"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, complaint, tmp_path, monkeypatch, capsys):
+    from test_readme import call
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEBM_DATA", raising=False)
+    assert call(["anomaly", *words], monkeypatch) == 2
+    assert complaint in capsys.readouterr().err and not (tmp_path / "runs").exists()
