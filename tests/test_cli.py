@@ -132,7 +132,6 @@ def test_python_m_is_the_same_program():
         (["train"], "PRESET_OR_YAML"),
         (["train", "--foo"], "--foo"),
         (["trian"], "train"),
-        (["sample", "run"], "--out"),
         (["sample"], "RUN"),
         (["sample", "run", "--out", "x.png", "-n", "0"], "-n"),
         (["sample", "run", "--out", "x.png", "-n", "many"], "integer"),

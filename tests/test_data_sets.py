@@ -36,10 +36,10 @@ def config(name, size=32, channels=3, **more):
 
 
 def test_every_set_is_described():
-    assert list(DATASETS) == ["digits", "mnist", "svhn", "cifar10", "celeba", "images", "noise"]
+    assert list(DATASETS) == ["digits", "mnist", "svhn", "cifar10", "celeba", "images", "noise", "ptb", "snli", "yahoo", "text", "text-demo"]
     for name, d in DATASETS.items():
         assert d.name == name and d.how and d.licence and d.description
-        assert d.find(None) is None or name in ("digits", "noise")
+        assert d.find(None) is None or name in ("digits", "noise", "text-demo")
 
 
 def test_unknown_name_offers_the_close_one():

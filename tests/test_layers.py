@@ -8,7 +8,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "lebm"
 
-LEAVES = {"errors", "version"}  # everyone may import these
+LEAVES = {"errors", "version", "words"}  # everyone may import these
 SMALL = {"config", "rng", "prior", "generators", "sampler", "checkpoint"}
 BELOW_LEARN = SMALL | {"methods", "model"}
 ANY = None  # anything but the command line
@@ -17,6 +17,7 @@ ANY = None  # anything but the command line
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
+    "words": set(),  # a vocabulary: data, generators and metrics of text share it
     "config": set(),
     "rng": set(),
     "sampler": set(),
@@ -36,6 +37,8 @@ MAY_IMPORT = {
     "results": {"checkpoint"},
     "statistics": {"checkpoint", "metrics"},
     "tables": {"results", "checkpoint"},
+    "collapse": BELOW_LEARN | {"learn"},
+    "sentences": ANY,
     "training": ANY,
     "evaluate": ANY,
     "speed": ANY,

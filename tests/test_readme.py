@@ -1,7 +1,7 @@
 """README.md runs. Python blocks are executed as they are; `lebm ...` lines run in a folder of their own, in the order of the page.
 
 So that the page can show real settings, the long commands get a few more arguments here (TINY); nothing else is changed. The folder
-`pictures` that the page speaks of is made by the test. Lines of make, pip and git are not run: their targets must exist.
+`pictures` and the file `sentences.txt` that the page speaks of are made by the test. Lines of make, pip and git are not run: their targets must exist.
 """
 
 import json
@@ -53,11 +53,12 @@ def lebm_commands():
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty working folder with a few pictures and the repository's models."""
+    """An empty working folder with a few pictures, a text and the repository's models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LEBM_DATA", raising=False)
     Path("models").symlink_to(ROOT / "models")
     Path("pictures").mkdir()
+    Path("sentences.txt").write_text("the sea is calm .\nthe sea is wild .\n" * 20)
     rng = np.random.default_rng(0)
     for i in range(3):
         Image.fromarray(rng.integers(0, 256, (70, 64, 3), dtype=np.uint8)).save(f"pictures/{i}.png")

@@ -159,3 +159,15 @@ def test_start_is_left_as_it_was():
     start = torch.ones(3, 2, dtype=torch.float64)
     langevin(torch.neg, start, Chain(3, 0.4), rng())
     assert torch.equal(start, torch.ones(3, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 8])
+def test_first_steps_and_less_noise_have_their_exact_law(steps):
+    """mean <- mu + a_k (mean - mu), var <- a_k^2 var + (noise s_k)^2, with a_k = 1 - s_k^2/(2v)."""
+    mu, v, z0, chain = 0.7, 0.8, -2.0, Chain(steps, 0.2, (0.9, 0.6, 0.5), 0.3)
+    mean, var = z0, 0.0
+    for s in [0.9, 0.6, 0.5, *[0.2] * 5][:steps]:
+        a = 1 - s * s / (2 * v)
+        mean, var = mu + a * (mean - mu), a * a * var + (0.3 * s) ** 2
+    z = langevin(gaussian_score(mu, v), torch.full((N,), z0, dtype=torch.float64), chain, rng(steps))
+    assert_moments(z, mean, var)

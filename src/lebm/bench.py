@@ -184,7 +184,7 @@ def _graph(call: Callable[[], Any], rng: torch.Generator) -> Callable[[], Any]:
 
 def images_per_second(model: LatentEBM, device: torch.device) -> float:
     """Samples by K0-step chains and one decoding, in large batches."""
-    if device.type == "cuda":
+    if device.type == "cuda" and fast.plain_chains(model.config):
         from lebm.fast.sampling import FastSampler
 
         rows = 8192

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,9 +21,9 @@ import torch
 import typer
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.table import Column, Table
 
-from lebm import analysis, checkpoint, compare, figures, report, results
+from lebm import analysis, checkpoint, compare, figures, report, results, sentences
 from lebm.analysis import chains as chain_pictures
 from lebm.analysis import diagnostics, longrun, paths
 from lebm.anomaly import mnist as protocol
@@ -35,6 +35,7 @@ from lebm.evaluate import evaluate as evaluate_run
 from lebm.evaluate import evaluate_all as evaluate_runs
 from lebm.explore import Lab, Server
 from lebm.generators.image import as_floats, to_pixels
+from lebm.generators.text import check_decoding
 from lebm.log import progress_bar
 from lebm.methods.ways import WAYS
 from lebm.metrics import inception
@@ -75,8 +76,12 @@ class Precision(StrEnum):
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
 FolderArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-InputOpt = Annotated[list[Path], typer.Option("--input", "-i", help="Image files, a folder, or one .npy/.npz file.")]
-MoreArg = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[INPUT]")]  # so that --input takes what a shell makes of *.png
+InputOpt = Annotated[
+    list[Path] | None, typer.Option("--input", "-i", help="Image files, a folder, or one .npy/.npz file; of a text model, text files.")
+]
+# So that --input takes what a shell makes of *.png; and sentences for a text model.
+MoreArg = Annotated[list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Sentences in quotes, for a text model.")]
+BeamOpt = Annotated[int, typer.Option(min=0, max=100, help="Text: search the likeliest sentence by a beam so wide; 1 takes the likeliest words.")]
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DataOpt = Annotated[Path | None, typer.Option(help="The data folder; otherwise the environment variable LEBM_DATA.")]
 PriorByOpt = Annotated[str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['prior'])}; default the run's own way.")]
@@ -125,7 +130,8 @@ def train(
     say(f"run folder: {run}")
     train_model(config, run=run, resume=resume, max_seconds=max_seconds, device=device.value, data_dir=data_dir, console=console)
     where = shlex.quote(str(run))
-    say(f"look at it: lebm evaluate {where}   or   lebm sample {where} -n 64 --out samples.png")
+    more = "-n 20" if config.generator.kind == "text" else "-n 64 --out samples.png"
+    say(f"look at it: lebm evaluate {where}   or   lebm sample {where} {more}")
 
 
 @app.command()
@@ -152,16 +158,30 @@ def demo(
 @app.command()
 def sample(
     run: RunArg,
-    to: Annotated[Path, typer.Option("--out", help="FILE.png (a grid) or FILE.npz (floats in [-1, 1] under `x`).")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="FILE.png (a grid) or FILE.npz (floats in [-1, 1] under `x`); text: FILE.txt, default the terminal.")
+    ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Text: below 1 the words are likelier than the model's; 1 is a draw from it.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Text: choose among the likeliest words of so much probability.")] = 1.0,
+    beam: BeamOpt = 0,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K0. With --by langevin, 0 shows N(0, I).")] = None,
     by: PriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
 ) -> None:
-    """Draw from the learned prior and generate."""
-    _check_target("--out", to, ".png", ".npz")
+    """Draw from the learned prior and generate: images into a file, sentences onto the terminal."""
+    if to is not None:
+        _check_target("--out", to, ".png", ".npz", ".txt")
     model = load(run, pick_device(device.value))
+    to = _fits_model(model, to, (".png", ".npz"), (".txt",))
+    if to is None or to.suffix.lower() == ".txt":
+        check_decoding(temperature, top_p, beam)
+        with progress_bar(console, "sampling") as update:
+            lines = sentences.sample(model, n, seed, steps, update, by, temperature=temperature, top_p=top_p, beam=beam)
+        _put_lines(lines, to)
+        say(f"{n} sentences{f' in {to}' if to else ''}{_drawn(model, 'prior', by, steps)}")
+        return
     with progress_bar(console, "sampling") as update:
         x = model.sample(n, seed, steps, update, by)
     if to.suffix.lower() == ".png":
@@ -174,18 +194,27 @@ def sample(
 @app.command()
 def reconstruct(
     run: RunArg,
-    inputs: InputOpt,
-    to: Annotated[Path, typer.Option("--out", help="FILE.png (pairs) or FILE.npz (`x_hat`, `z`, `mse`).")],
+    inputs: InputOpt = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="FILE.png (pairs) or FILE.npz (`x_hat`, `z`, `mse`); text: FILE.csv, default the terminal.")
+    ] = None,
+    beam: BeamOpt = 0,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
     by: PosteriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
     more: MoreArg = None,
 ) -> None:
-    """Infer z for every image and generate it again."""
-    _check_target("--out", to, ".png", ".npz")
-    model, rows, _ = _model_and_inputs(run, [*inputs, *(more or [])], device)
-    x = as_floats(rows)
+    """Infer z for every image or sentence and generate it again."""
+    if to is not None:
+        _check_target("--out", to, ".png", ".npz", ".csv")
+    _check_inputs(inputs, more)
+    model = load(run, pick_device(device.value))
+    to = _fits_model(model, to, (".png", ".npz"), (".csv",))
+    if to is None or to.suffix.lower() == ".csv":
+        _reconstruct_text(model, _sentences(model, inputs, more), to, steps, by, seed, beam)
+        return
+    x = as_floats(_images(model, inputs, more)[0])
     with progress_bar(console, "inferring") as update:
         z = model.infer(x, seed, steps, progress=update, by=by)
     x_hat = model.decode(z).cpu()
@@ -200,8 +229,8 @@ def reconstruct(
 @app.command()
 def score(
     run: RunArg,
-    inputs: InputOpt,
     to: Annotated[Path, typer.Option("--out", help="scores.csv: index, file, score.")],
+    inputs: InputOpt = None,
     sort: Annotated[bool, typer.Option("--sort", help="Most anomalous first, instead of input order.")] = False,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
     by: PosteriorByOpt = None,
@@ -209,17 +238,19 @@ def score(
     device: DeviceOpt = Device.auto,
     more: MoreArg = None,
 ) -> None:
-    """Score every image: minus the unnormalised log-posterior at an inferred z; higher is more anomalous."""
+    """Score every image or sentence: minus the unnormalised log-posterior at an inferred z; higher is more anomalous."""
     _check_target("--out", to, ".csv")
-    model, rows, names = _model_and_inputs(run, [*inputs, *(more or [])], device)
+    _check_inputs(inputs, more)
+    model = load(run, pick_device(device.value))
+    if model.config.generator.kind == "text":
+        found = _sentences(model, inputs, more)
+        rows, names = found.x, found.names
+    else:
+        rows, names = _images(model, inputs, more)
     with progress_bar(console, "scoring") as update:
         scores = model.anomaly_score(as_floats(rows), seed, steps, update, by).tolist()
     table = sorted(enumerate(scores), key=lambda row: -row[1]) if sort else list(enumerate(scores))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", "file", "score"])
-    writer.writerows([i, names[i], f"{value:.9g}"] for i, value in table)
-    checkpoint.write_atomic(to, text.getvalue())
+    _save_csv(to, ["index", "file", "score"], ([i, names[i], f"{value:.9g}"] for i, value in table))
     say(f"{len(scores)} scores in {to}{_drawn(model, 'posterior', by, steps)}")
 
 
@@ -352,17 +383,32 @@ def diagnose(run: FolderArg, seed: SeedOpt = 0, device: DeviceOpt = Device.auto,
 @app.command()
 def interpolate(
     run: RunArg,
-    inputs: InputOpt,
-    to: Annotated[Path, typer.Option("--out", help="FILE.png (a row a pair) or FILE.npz (`x`, `z`).")],
+    inputs: InputOpt = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="FILE.png (a row a pair) or FILE.npz (`x`, `z`); text: FILE.txt, default the terminal.")
+    ] = None,
+    beam: BeamOpt = 0,
     points: Annotated[int, typer.Option(min=2, help="Points of a path, its ends included.")] = 9,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps of the inference; default the training's K1.")] = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
     more: MoreArg = None,
 ) -> None:
-    """Walk in z between images: from the first to the second, the third to the fourth, and so on."""
-    _check_target("--out", to, ".png", ".npz")
-    model, rows, _ = _model_and_inputs(run, [*inputs, *(more or [])], device)
+    """Walk in z between images, or sentences: from the first to the second, the third to the fourth, and so on."""
+    if to is not None:
+        _check_target("--out", to, ".png", ".npz", ".txt")
+    _check_inputs(inputs, more)
+    model = load(run, pick_device(device.value))
+    to = _fits_model(model, to, (".png", ".npz"), (".txt",))
+    if to is None or to.suffix.lower() == ".txt":
+        ends = _sentences(model, inputs, more).x
+        if len(ends) < 2:
+            raise UserError(f"{len(ends)} sentence is given; a path needs two ends")
+        ends = ends[: len(ends) // 2 * 2]
+        lines = sentences.interpolate(model, ends[0::2], ends[1::2], points, seed, steps, beam)
+        _put_lines("\n\n".join("\n".join(path) for path in lines).split("\n"), to)
+        return
+    rows, _ = _images(model, inputs, more)
     if len(rows) < 2:
         raise UserError(f"{len(rows)} image is given; a path needs two ends")
     x = as_floats(rows[: len(rows) // 2 * 2])
@@ -482,7 +528,7 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show this one resol
     if name is not None:
         print(resolve(name).to_yaml(), end="")
         return
-    table = Table("preset", "data", "x", "nz", "prior", "K0", "K1", "updates")
+    table = Table(Column("preset", no_wrap=True), "data", "x", "nz", "prior", "K0", "K1", "updates")
     for p in preset_names():
         c = resolve(p)
         prior = c.prior
@@ -537,10 +583,63 @@ def _check_target(option: str, path: Path, *endings: str) -> None:
         raise UserError(f"{option} {path} cannot be written: {above} is {'not writable' if above.is_dir() else 'a file'}")
 
 
-def _model_and_inputs(run: Path, inputs: list[Path], device: Device) -> tuple[LatentEBM, torch.Tensor, list[str]]:
-    model = load(run, pick_device(device.value))
-    rows, names = read_inputs(inputs, model.generator.shape)  # type: ignore[arg-type]
-    return model, rows, names
+def _check_inputs(inputs: list[Path] | None, more: list[str] | None) -> None:
+    if not inputs and not more:
+        raise UserError("no input is given; name images or a text file with --input, or for a text model give sentences in quotes")
+
+
+def _images(model: LatentEBM, inputs: list[Path] | None, more: list[str] | None) -> tuple[torch.Tensor, list[str]]:
+    return read_inputs([*(inputs or []), *map(Path, more or [])], model.generator.shape)  # type: ignore[arg-type]
+
+
+def _sentences(model: LatentEBM, inputs: list[Path] | None, more: list[str] | None) -> sentences.Sentences:
+    found = sentences.take(model, inputs or [], more or [])
+    for note in found.notes:
+        say(f"note: {note}")
+    return found
+
+
+def _fits_model(model: LatentEBM, to: Path | None, images: tuple[str, ...], text: tuple[str, ...]) -> Path | None:
+    """--out as this model's kind wants it: images go into a file, text may go to the terminal."""
+    is_text = model.config.generator.kind == "text"
+    if to is None and not is_text:
+        raise UserError(f"a model of images needs --out; give a file that ends in {' or '.join(images)}")
+    if to is not None and to.suffix.lower() not in (text if is_text else images):
+        raise UserError(
+            f"--out {to} does not fit a model of {'text' if is_text else 'images'}; it must end in {' or '.join(text if is_text else images)}"
+        )
+    return to
+
+
+def _put_lines(lines: list[str], to: Path | None) -> None:
+    if to is None:
+        print("\n".join(lines))
+    else:
+        checkpoint.write_atomic(to, "\n".join(lines) + "\n")
+
+
+def _reconstruct_text(model: LatentEBM, found: sentences.Sentences, to: Path | None, steps: int | None, by: str | None, seed: int, beam: int) -> None:
+    with progress_bar(console, "inferring") as update:
+        z = model.infer(found.x, seed, steps, progress=update, by=by)
+    x_hat, nll = sentences.decode(model, z, beam), sentences.word_nll(model, found.x, z)
+    if to is None:
+        for a, b in zip(found.text, x_hat, strict=True):
+            print(f"{a}\n    {b}")
+    else:
+        _save_csv(
+            to, ["name", "sentence", "reconstruction", "nll"], zip(found.names, found.text, x_hat, (f"{v:.9g}" for v in nll.tolist()), strict=True)
+        )
+    say(
+        f"{len(x_hat)} reconstructions{f' in {to}' if to else ''}; -log p(x|z) {float(nll.mean()):.2f} nats a sentence{_drawn(model, 'posterior', by, steps)}"
+    )
+
+
+def _save_csv(to: Path, head: list[str], rows: Iterable[Any]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    checkpoint.write_atomic(to, text.getvalue())
 
 
 def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> str:

@@ -32,6 +32,8 @@ class Chain:
 
     steps: int
     step_size: float
+    first_steps: tuple[float, ...] = ()  # s of the first of these steps, where it is another
+    noise: float = 1.0  # e is scaled by this; below 1 a chain climbs more than it samples
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Flow:
 @dataclass(frozen=True)
 class Data:
     name: str = "digits"
-    path: str | None = None  # for name: images — a folder of pictures, a .npy or a .npz file
+    path: str | None = None  # for name: images — a folder of pictures, a .npy or a .npz file; for name: text — a text file
     limit: int | None = None  # take only the first so many training rows
     test_fraction: float = 0.1  # for data without an official test split
     held_out: int | None = None  # this label is the anomaly: never trained on, all of it in the test split
@@ -154,7 +156,7 @@ class TextGenerator:
         return lstm + 2 * nz * self.hidden + self.vocabulary * (self.embedding + self.hidden), "hidden"
 
     def shown(self) -> str:
-        return f"text, LSTM {self.embedding}/{self.hidden}"
+        return f"LSTM {self.embedding}/{self.hidden}"
 
 
 AnyGenerator = Generator | TextGenerator  # another kind is another class here, and a line in lebm.generators
@@ -469,10 +471,8 @@ def _check_values(c: Config) -> None:
         (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
         (_prior_weights(c) <= MAX_WEIGHTS, "prior.width", c.prior.width, f"makes a network of {_prior_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (size <= MAX_WEIGHTS, f"generator.{ruler}", getattr(g, ruler), f"makes a network of {size:.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
-        (c.chains.prior.steps >= 0, "chains.prior.steps", c.chains.prior.steps, "must not be negative"),
-        (c.chains.posterior.steps >= 0, "chains.posterior.steps", c.chains.posterior.steps, "must not be negative"),
-        (c.chains.prior.step_size > 0, "chains.prior.step_size", c.chains.prior.step_size, "must be above 0"),
-        (c.chains.posterior.step_size > 0, "chains.posterior.step_size", c.chains.posterior.step_size, "must be above 0"),
+        *_chain_rules("chains.prior", c.chains.prior),
+        *_chain_rules("chains.posterior", c.chains.posterior),
         (c.prior.kind == "energy" or c.draw.prior == "langevin", "draw.prior", c.draw.prior, "must be langevin where prior.kind is gaussian: N(0, I) is drawn exactly"),
         (1 <= c.draw.chains <= 10**7 and c.draw.chains * c.nz <= MAX_WEIGHTS, "draw.chains", c.draw.chains, "must be between 1 and 10,000,000"),
         (c.draw.prior != "persistent" or c.draw.chains >= tr.batch, "draw.chains", c.draw.chains, f"must be at least training.batch ({tr.batch})"),
@@ -504,6 +504,16 @@ def _check_values(c: Config) -> None:
 def _check(ok: bool, key: str, value: Any, what: str) -> None:
     if not ok:
         raise ConfigError(f"{key} is {_show(value)}; it {what}")
+
+
+def _chain_rules(key: str, chain: Chain) -> list[Rule]:
+    first = chain.first_steps
+    return [
+        (chain.steps >= 0, f"{key}.steps", chain.steps, "must not be negative"),
+        (chain.step_size > 0, f"{key}.step_size", chain.step_size, "must be above 0"),
+        (len(first) <= 1000 and all(s > 0 for s in first), f"{key}.first_steps", list(first), "must list step sizes above 0, at most 1000"),
+        (0 <= chain.noise <= 1, f"{key}.noise", chain.noise, "must be between 0 (none) and 1 (Langevin's)"),
+    ]
 
 
 def _doublings(g: Generator) -> int | None:

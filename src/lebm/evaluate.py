@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from lebm import checkpoint, figures, report, results
 from lebm import statistics as stats
 from lebm.compare import inception
-from lebm.config import Chain
 from lebm.data import Splits, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
@@ -370,6 +369,6 @@ def energy_profile(model: LatentEBM, seed: int, steps: int, chains: int = 200) -
     """-f(z) along prior chains from N(0, I): an array (steps + 1, chains)."""
     rng = stream(seed, "profile", model.device)
     seen: list[Tensor] = []
-    chain = Chain(steps, model.config.chains.prior.step_size)
+    chain = replace(model.config.chains.prior, steps=steps)
     langevin(model.prior.score, model.prior.draw_base(chains, rng), chain, rng, watch=lambda k, z: seen.append(-model.prior.f(z)))
     return torch.stack(seen).cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,17 @@ class Step:
 
 def learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator) -> Step:
     """Algorithm 1: move alpha and beta once on a batch x (equations 10 and 11: short-run chains stand for the expectations)."""
+    with held(model.generator, x, rng):  # a generator's dropout, drawn once for the chain and the update; in the paper's images: none
+        return _learn_step(model, x, optimizer, chains, learning, rng)
+
+
+def held(generator: nn.Module, x: Tensor, rng: torch.Generator) -> AbstractContextManager[None]:
+    """Inside, log p(x|z) is one function of z."""
+    hold = getattr(generator, "held", None)
+    return nullcontext() if hold is None else hold(x, rng)
+
+
+def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator) -> Step:
     with torch.no_grad():
         e_neg, e_pos = model.prior.draw_base(len(x), rng), model.prior.draw_base(len(x), rng)
         z0_neg, z0_pos = model.synthesis.start(e_neg), model.inference.start(e_pos, x)  # in the paper: the noise itself

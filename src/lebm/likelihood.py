@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -104,11 +104,11 @@ def log_likelihood(
         raise DataError(f"log p(x) from {particles} particles over {temperatures} temperatures; give at least 2 particles and 1 temperature")
     x = model.as_input(x)
     chain = model.config.chains.posterior
-    chain = Chain(max(100, chain.steps) if steps is None else steps, chain.step_size)
+    chain = replace(chain, steps=max(100, chain.steps) if steps is None else steps, noise=1.0)
     batch = max(1, CHUNK // particles)
     values, ess = [], []
     for i in range(0, len(x), batch):
-        rows = x[i : i + batch].to(model.device)
+        rows = model.trim(x[i : i + batch]).to(model.device)
         log_w = _log_weights(model, rows, chain, particles, temperatures, seed)
         value, effective = log_mean(log_w)
         values.append(value.cpu() - log_z.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lebm import checkpoint
-from lebm.config import Chain, Config, from_dict
+from lebm.config import Config, from_dict
 from lebm.errors import CheckpointError, ConfigError, DataError
-from lebm.generators import GENERATORS
+from lebm.generators import GENERATORS, TextGenerator
 from lebm.generators.image import as_floats, as_tensor
 from lebm.methods import Proposed, goes_on
 from lebm.methods.ways import Drawing, choose, make_inference, make_synthesis
@@ -36,7 +37,7 @@ class LatentEBM(nn.Module):
         with torch.random.fork_rng(devices=[]):  # weights depend on config.seed alone and leave the global stream as it was
             torch.random.set_rng_state(stream(config.seed, "init").get_state())
             self.prior = PRIORS[config.prior.kind](config.nz, config.prior)
-            self.generator = generator if generator is not None else _make_generator(config)
+            self.generator = generator if generator is not None else GENERATORS[config.generator.kind](config.nz, config.generator)
             self.own_generator = generator is not None
             self.inference = make_inference(config, self.generator, self.own_generator)  # where posterior chains start
             self.synthesis = make_synthesis(config)  # where prior chains start
@@ -86,15 +87,43 @@ class LatentEBM(nn.Module):
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
             start, rounds = goes_on(drawing.way, self.prior.draw_base(CHUNK, rng), i)
-            z = langevin(self.prior.score, start, Chain(rounds * chain.steps, chain.step_size), rng)[: n - i]
+            z = langevin(self.prior.score, start, replace(chain, steps=rounds * chain.steps), rng)[: n - i]
             if progress:
                 progress(i + len(z), n)
             yield z
 
     @torch.no_grad()
     def decode(self, z: Tensor, batch: int = 100) -> Tensor:
-        """g(z) in pieces small enough for memory."""
+        """g(z) in pieces small enough for memory; of a text generator the likeliest words, one after the other."""
         return torch.cat([self.generator.decode(part) for part in z.to(self.device).split(batch)])  # type: ignore[operator]
+
+    def sample_words(
+        self,
+        n: int,
+        seed: int = 0,
+        steps: int | None = None,
+        progress: Progress | None = None,
+        by: str | None = None,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+    ) -> Tensor:
+        """n draws of a text model, as numbers of words: z from the prior, then each word from p(word | words before, z).
+
+        That is a draw from p(x) at temperature 1 and top_p 1; less of either makes likelier and more similar sentences.
+        """
+        g = self.text()
+        out = []
+        for i, z in enumerate(self.sample_z(n, seed, steps, progress, by)):
+            u = torch.rand(g.config.length + 1, CHUNK, generator=stream(seed, f"words/{i}", self.device), device=self.device)
+            out.append(g.decode(z, u[:, : len(z)], temperature, top_p).cpu())
+        return torch.cat(out)
+
+    def text(self) -> TextGenerator:
+        """The generator, where it is one of text."""
+        if not isinstance(self.generator, TextGenerator):
+            raise DataError(f"the generator of this model is a {type(self.generator).__name__}; only text models have words")
+        return self.generator
 
     @torch.no_grad()
     def infer(
@@ -116,7 +145,7 @@ class LatentEBM(nn.Module):
         out = []
         for i in range(0, len(x), CHUNK):
             rng = stream(seed, "infer" if shared_noise else f"infer/{i // CHUNK}", self.device)
-            rows = x[i : i + CHUNK].to(self.device)
+            rows = self.trim(x[i : i + CHUNK]).to(self.device)
             e = self.prior.draw_base(1 if shared_noise else CHUNK, rng).expand(CHUNK, -1)[: len(rows)]
             start = drawing.way.start(e, rows)
             out.append(langevin(partial(self.posterior_score, rows), start, drawing.chain, rng, shared_noise=shared_noise).cpu())
@@ -134,13 +163,19 @@ class LatentEBM(nn.Module):
         x = self.as_input(x)
         z = self.infer(x, seed, steps, progress=progress, by=by)
         pairs = zip(x.split(CHUNK), z.split(CHUNK), strict=True)
-        return torch.cat([-self.log_joint(a.to(self.device), b.to(self.device)).cpu() for a, b in pairs])
+        return torch.cat([-self.log_joint(self.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])
+
+    def trim(self, x: Tensor) -> Tensor:
+        """Rows without what they have in common and no computation needs: the padding of sentences."""
+        cut = getattr(self.generator, "trim", None)
+        return x if cut is None else cut(x)
 
     def as_input(self, x: Any) -> Tensor:
         """A user's array or tensor as the generator takes it; wrong shapes and ranges are errors."""
-        if not isinstance(x, np.ndarray | Tensor):
+        sentences = isinstance(x, list | tuple) and isinstance(self.generator, TextGenerator)
+        if not sentences and not isinstance(x, np.ndarray | Tensor):
             raise DataError(f"the input is a {type(x).__name__}; give a numpy array or a tensor")
-        if x.ndim == 0 or len(x) == 0:
+        if (not sentences and x.ndim == 0) or len(x) == 0:
             raise DataError("the input has no rows; give at least one")
         check = getattr(self.generator, "as_input", None)
         t: Tensor = check(x) if check else as_floats(as_tensor(x))  # as training reads stored bytes
@@ -209,13 +244,6 @@ def restore(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     if wrong:
         raise CheckpointError(f"{path} does not fit this model: {json.dumps(wrong[:3])} differ in name or shape")
     module.load_state_dict(tensors)
-
-
-def _make_generator(config: Config) -> nn.Module:
-    kind = config.generator.kind
-    if kind not in GENERATORS:
-        raise ConfigError(f"there is no generator of kind {kind} yet; there are {', '.join(GENERATORS)}")
-    return GENERATORS[kind](config.nz, config.generator)
 
 
 def likelihood_score(generator: nn.Module, x: Tensor, z: Tensor) -> Tensor:

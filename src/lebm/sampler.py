@@ -14,6 +14,10 @@ class ChainLike(Protocol):
     def steps(self) -> int: ...
     @property
     def step_size(self) -> float: ...
+    @property
+    def first_steps(self) -> tuple[float, ...]: ...
+    @property
+    def noise(self) -> float: ...
 
 
 def langevin(
@@ -27,17 +31,18 @@ def langevin(
 ) -> Tensor:
     """Run z <- z + (s^2/2) score(z) + s e for chain.steps steps, on every row of z at once.
 
+    s is chain.step_size, for the first steps chain.first_steps where it has some; chain.noise scales e (1: the paper's).
     The paper writes `s grad + sqrt(2 s) e`; its s is our s^2/2. The published 0.4 and 0.1 are our s.
     `shared_noise` gives every row the same e, so that a row's path does not depend on its neighbours;
     `watch(k, z)` sees the state after k steps, k = 0 being the start.
     """
-    s = chain.step_size
     shape = (1, *z.shape[1:]) if shared_noise else z.shape
     if watch:
         watch(0, z)
     for k in range(chain.steps):
+        s = chain.first_steps[k] if k < len(chain.first_steps) else chain.step_size
         e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)
-        z = z.add(score(z), alpha=0.5 * s * s).add_(e, alpha=s)
+        z = z.add(score(z), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
         if watch:
             watch(k + 1, z)
     return z

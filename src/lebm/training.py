@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lebm import checkpoint, fast
+from lebm import checkpoint, collapse, fast
 from lebm.config import Chains, Config, resolve
-from lebm.data import Batches, data_root
+from lebm.data import Batches, SentenceBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
 from lebm.generators.image import as_floats, to_pixels
@@ -69,7 +69,7 @@ def train(
     net = _build(config, model).to(where)
     rows = _rows(config, net, data, data_dir, console)
     state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
-    batches = Batches(rows, config.training.batch, config.seed, where)
+    batches = make_batches(config, rows, where)
     if folder is not None:
         state.resume_from(folder)
     with started(folder, config) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
@@ -111,6 +111,11 @@ def _build(config: Config, model: nn.Module | None) -> LatentEBM:
     return LatentEBM(config, model)
 
 
+def make_batches(config: Config, rows: Tensor, device: torch.device) -> Batches:
+    kind = SentenceBatches if config.generator.kind == "text" and rows.ndim == 2 else Batches
+    return kind(rows, config.training.batch, config.seed, device)
+
+
 def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Console | None) -> Tensor:
     """Training rows: images as uint8, anything else as it is."""
     if data is None:
@@ -124,6 +129,8 @@ def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Con
         take = getattr(net.generator, "take", None)
         if take is not None:
             take(splits.facts)
+        for note in splits.notes if console else ():
+            console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)  # type: ignore[union-attr]
         return splits.train
     if not isinstance(data, np.ndarray | Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind not in "biuf") or data.ndim < 1:
         what = f"an array of {data.dtype} with shape {tuple(data.shape)}" if isinstance(data, np.ndarray | Tensor) else f"a {type(data).__name__}"
@@ -191,6 +198,9 @@ class Loop:
             checkpoint_now = last or state.step % config.checkpoint_every == 0
             if state.step % config.log_every == 0 or checkpoint_now:
                 row = {"step": state.step, "epoch": epoch, **describe(seen, state.model, as_floats(rows))}
+                if collapse.watched(state.model):
+                    row |= collapse.explained(state.model, seen, rows)
+                    row |= collapse.active_units(state.model, self.batches.images) if checkpoint_now else {}
                 now = time.monotonic()  # describe waited for the device
                 row["steps_per_second"] = (state.step - marked[1]) / max(now - marked[0], 1e-9)
                 state.seconds = before + now - started
@@ -218,7 +228,7 @@ class Loop:
             good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
             kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
             raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
-        for warning in frozen(row, self.state.config.chains, self.batches.batch):
+        for warning in (*frozen(row, self.state.config.chains, self.batches.batch), *collapse.warnings(row)):
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
@@ -320,6 +330,8 @@ def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
 
 def _note(row: Mapping[str, Any]) -> str:
     error = f"mse {row['mse']:.4f} " if "mse" in row else f"log p(x|z) {row['log_px']:.1f} "
+    if "z_share" in row:
+        error += f"z explains {row['z_share']:.1%} "
     return f"{error}gap {row['gap']:+.3f} {row['steps_per_second']:.1f} steps/s"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,8 @@ def walk(
     if steps < 1 or every < 1 or not 1 <= rows <= WATCHED:
         raise ConfigError(f"{rows} chains of {steps} steps, shown every {every}: steps and every are at least 1, rows 1 to {WATCHED}")
     rng = stream(seed, "chains", model.device)
-    chain = Chain(steps, model.config.chains.prior.step_size if step_size is None else step_size)
+    chain = replace(model.config.chains.prior, steps=steps)
+    chain = chain if step_size is None else Chain(steps, step_size)
     kept: list[int] = []
     seen: list[Tensor] = []
     energy: list[Tensor] = []

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lebm.analysis.chains import WATCHED, profile
-from lebm.config import Chain
 from lebm.generators.image import as_floats
 from lebm.likelihood import log_z
 from lebm.metrics.chains import autocorrelation, effective_sample_size, split_rhat
@@ -134,7 +133,7 @@ def follow(model: LatentEBM, steps: int, k0: int, seed: int, progress: Any = Non
         if progress:
             progress(k, steps)
 
-    chain = Chain(steps, model.config.chains.prior.step_size)
+    chain = dataclasses.replace(model.config.chains.prior, steps=steps)
     langevin(model.prior.score, model.prior.draw_base(CHUNK, rng), chain, rng, watch=watch)
     return torch.stack(energy).cpu().double().numpy(), states
 

@@ -1,6 +1,6 @@
 """Data sets by name, readers of their official formats, and batches.
 
-    splits = load(config, root)        # Splits: uint8 (n, c, h, w) for training and testing
+    splits = load(config, root)        # Splits: images as uint8 (n, c, h, w), sentences as int32 (n, words), for training and testing
     batches = Batches(splits.train, config.training.batch, config.seed, device)
     x = batches(step)
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lebm.config import Config, Generator
-from lebm.data.batches import Batches
+from lebm.data.batches import Batches, SentenceBatches
 from lebm.data.cifar import CIFAR10
 from lebm.data.faces import CELEBA
 from lebm.data.held_out import hold_out
@@ -27,11 +27,12 @@ from lebm.data.own import IMAGES
 from lebm.data.small import DIGITS, NOISE
 from lebm.data.splits import Dataset, Progress, Splits, size_settings
 from lebm.data.svhn import SVHN
+from lebm.data.text import PTB, SNLI, TEXT, TEXT_DEMO, YAHOO
 from lebm.errors import DataError
 
-__all__ = ["DATASETS", "Batches", "Dataset", "Progress", "Splits", "data_root", "load", "read_inputs"]
+__all__ = ["DATASETS", "Batches", "Dataset", "Progress", "SentenceBatches", "Splits", "data_root", "load", "read_inputs"]
 
-DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, SVHN, CIFAR10, CELEBA, IMAGES, NOISE)}
+DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, SVHN, CIFAR10, CELEBA, IMAGES, NOISE, PTB, SNLI, YAHOO, TEXT, TEXT_DEMO)}
 
 
 def data_root(data_dir: str | Path | None = None) -> Path | None:

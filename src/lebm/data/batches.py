@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lebm import rng
 from lebm.errors import DataError
+from lebm.words import lengths
 
 
 class Batches:
@@ -59,6 +60,42 @@ class Batches:
         self._order = order.to(self.device)
         self._order_here = self._order if self.images.device == self._order.device else order
         self._epoch = epoch
+
+
+class SentenceBatches(Batches):
+    """The same for padded sentences: those of a batch have nearly the same length, and their common padding is cut off.
+
+    Sentences are sorted by length within pools of a random order, cut into batches, and the batches shuffled. Widths are rounded up
+    to a few numbers, so that a captured iteration can be used again.
+    """
+
+    POOL = 50  # batches that are sorted together
+
+    def __init__(self, rows: Tensor, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(rows, batch, seed, device)
+        self.lengths = lengths(rows).cpu()
+        self._widths: list[int] = []
+
+    def _shuffle(self, epoch: int) -> None:
+        g = rng.stream(self.seed, f"data/epoch-{epoch}")
+        order = torch.randperm(self.rows, generator=g)
+        pools = [p[self.lengths[p].argsort(stable=True)] for p in order.split(self.POOL * self.batch)]
+        batches = torch.cat([p[: len(p) // self.batch * self.batch] for p in pools]).view(-1, self.batch)
+        batches = batches[torch.randperm(len(batches), generator=g)]
+        self._widths = [width(int(n)) for n in self.lengths[batches].amax(1)]
+        self._order = batches.flatten().to(self.device)
+        self._order_here = self._order if self.images.device == self._order.device else batches.flatten()
+        self._epoch = epoch
+
+    def __call__(self, step: int) -> Tensor:
+        rows = super().__call__(step)
+        return rows[:, : self._widths[step % self.per_epoch]].contiguous()
+
+
+def width(length: int) -> int:
+    """A length rounded up: to 8, 16, ..., 64, and by sixteens beyond."""
+    step = 8 if length <= 64 else 16
+    return -(-length // step) * step
 
 
 def _fits(images: Tensor, device: torch.device) -> bool:

@@ -28,7 +28,9 @@ class Splits:
     train_labels: Tensor | None = None
     test_labels: Tensor | None = None
     source: str = ""  # where the rows came from, for the record
+    validation: Tensor | None = None  # where the set has such a split
     facts: dict[str, Any] = field(default_factory=dict)  # what a generator must know to read and show rows; plain JSON, saved with the model
+    notes: tuple[str, ...] = ()  # what a person should know of how the data was read
 
 
 class Loader(Protocol):

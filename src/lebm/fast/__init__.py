@@ -26,6 +26,11 @@ def wanted(config: Config, device: torch.device) -> bool:
     return config.engine == "auto" and device.type == "cuda"
 
 
+def plain_chains(config: Config) -> bool:
+    """Whether every step of a chain is like the others: the fused kernels know no schedule within a chain."""
+    return all(not c.first_steps and c.noise == 1 for c in (config.chains.prior, config.chains.posterior))
+
+
 def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> Callable[[Tensor], Step]:
     """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32."""
     try:
@@ -39,7 +44,7 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
             return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
 
     try:
-        if config.precision != "float32" and isinstance(model.generator, ImageGenerator):
+        if config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_chains(config):
             return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
         return Captured(reference, model, optimizer, rng, example)
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from torch import nn
 
 from lebm.generators.image import ImageGenerator
+from lebm.generators.text import TextGenerator
 
-GENERATORS: dict[str, Callable[..., nn.Module]] = {"image": ImageGenerator}
+GENERATORS: dict[str, Callable[..., nn.Module]] = {"image": ImageGenerator, "text": TextGenerator}
 
-__all__ = ["GENERATORS", "ImageGenerator"]
+__all__ = ["GENERATORS", "ImageGenerator", "TextGenerator"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -80,4 +80,4 @@ def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps:
     if by not in ALONE and own in ALONE and steps is None:
         raise DataError(f"this model was learned with draw.{kind} = {own}, without chains; say how many steps a draw by {by} shall take")
     length = 0 if by in ALONE else chain.steps if steps is None else steps
-    return Drawing(kind, by, way, Chain(length, chain.step_size))
+    return Drawing(kind, by, way, replace(chain, steps=length))

@@ -1,0 +1,253 @@
+"""The paper's text generator: a one-layer LSTM that reads z with every word and starts from it.
+
+x is a batch of sentences as numbers, (n, T) with padding (lebm.words); log p(x|z) is the sum over words, </s> included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lebm.config import TextGenerator as Config
+from lebm.errors import DataError
+from lebm.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths
+
+PIECE = 1 << 27  # numbers in a table of words x vocabulary at once: half a gigabyte
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What dropout leaves out, for one learning step."""
+
+    words: Tensor  # (n, T), True: the LSTM reads <unk> instead
+    inputs: Tensor  # (n, T, embedding), 0 or 1 / (1 - p)
+    states: Tensor  # (n, T, hidden)
+
+    def rows(self, part: slice) -> Masks:
+        return Masks(self.words[part], self.inputs[part], self.states[part])
+
+
+class TextGenerator(nn.Module):
+    """p(x|z) = prod over t of p(x_t | x_<t, z)."""
+
+    autoregressive = True  # it could do without z: training watches for that
+
+    def __init__(self, nz: int, config: Config | None = None) -> None:
+        super().__init__()
+        config = config or Config()
+        self.config, self.nz = config, nz
+        self.embed = nn.Embedding(config.vocabulary, config.embedding)
+        self.lstm = nn.LSTM(config.embedding + nz, config.hidden, batch_first=True)
+        self.start = nn.Linear(nz, 2 * config.hidden)  # z -> the first state and cell
+        self.out = nn.Linear(config.hidden, config.vocabulary)
+        for p in self.parameters():
+            nn.init.uniform_(p, -0.1, 0.1)
+        self.vocabulary: Vocabulary | None = None
+        self._masks: Masks | None = None
+
+    # --- the vocabulary ------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Words that are in use; the tables may have room for more."""
+        return len(self.vocabulary) if self.vocabulary is not None else self.config.vocabulary
+
+    def facts(self) -> dict[str, Any]:
+        return {"vocabulary": self.vocabulary.words} if self.vocabulary is not None else {}
+
+    def take(self, facts: dict[str, Any]) -> None:
+        found = checked(facts.get("vocabulary"), self.config.vocabulary)
+        if self.vocabulary is not None and found.words != self.vocabulary.words:
+            raise DataError(f"the text has another vocabulary ({len(found)} words) than the model ({self.size}); give the text it learned from")
+        self.vocabulary = found
+
+    def words(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise DataError("the model has no vocabulary yet; train it on a text, or load one that was")
+        return self.vocabulary
+
+    def as_input(self, x: np.ndarray | Tensor | Sequence[str]) -> Tensor:
+        """Sentences, or rows of numbers from this model's vocabulary."""
+        if not isinstance(x, np.ndarray | Tensor):
+            if any(not isinstance(s, str) for s in x):
+                raise DataError("the input holds something that is no text; give sentences, or an array of words' numbers")
+            for i, s in enumerate(x):
+                if not s.split():
+                    raise DataError(f"sentence {i} has no words; give at least one")
+            return self.words().rows(x, self.config.length)
+        t = torch.as_tensor(x)
+        if t.ndim != 2 or t.is_floating_point() or t.dtype == torch.bool:
+            raise DataError(f"the input has shape {tuple(t.shape)} and type {t.dtype}; give sentences, or whole numbers of shape (n, words)")
+        if t.numel() and not 0 <= int(t.min()) <= int(t.max()) < self.size:
+            raise DataError(f"the input holds numbers from {int(t.min())} to {int(t.max())}; the vocabulary has {self.size} words")
+        ends = (t == END).sum(1) == 1
+        padded = ((t == PAD).int().diff(dim=1) >= 0).all(1) & (t.gather(1, lengths(t).clamp_min(1).sub(1).unsqueeze(1)).squeeze(1) == END)
+        if not bool((ends & padded).all()):
+            row = int((~(ends & padded)).nonzero()[0])
+            raise DataError(f"row {row} of the input is no sentence: words, then </s> ({END}) once, then padding ({PAD})")
+        return t
+
+    # --- log p(x|z) ------------------------------------------------------------------------------------------------------
+
+    def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x|z) in nats, a number a row. Inside `held`, with what it leaves out."""
+        if torch.is_grad_enabled() or x.numel() * self.size <= PIECE:
+            return self._log_prob(x, z, self._masks)
+        return torch.cat([self._log_prob(x[p], z[p], m) for p, m in self._pieces(x)])
+
+    def score(self, x: Tensor, z: Tensor) -> Tensor:
+        """grad_z log p(x|z), in pieces small enough for memory."""
+        out = []
+        with torch.enable_grad():
+            for p, masks in self._pieces(x):
+                part = z[p].detach().requires_grad_()
+                out.append(torch.autograd.grad(self._log_prob(x[p], part, masks).sum(), part)[0])
+        return torch.cat(out)
+
+    def _pieces(self, x: Tensor) -> Iterator[tuple[slice, Masks | None]]:
+        rows = max(1, PIECE // (x.shape[1] * self.size))
+        for i in range(0, len(x), rows):
+            part = slice(i, i + rows)
+            yield part, self._masks.rows(part) if self._masks is not None else None
+
+    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None) -> Tensor:
+        x = x.long()
+        read = F.pad(x[:, :-1], (1, 0), value=START)
+        if masks is not None:
+            read = torch.where(masks.words, UNKNOWN, read)
+        e = self.embed(read)
+        if masks is not None:
+            e = e * masks.inputs
+        h, _ = self._run(e, z, self._first(z))
+        if masks is not None:
+            h = h * masks.states
+        if x.device.type == "cpu":  # no words are computed for padding
+            at = x != PAD
+            found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
+            return torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
+        found = F.cross_entropy(self._logits(h).flatten(0, 1).float(), x.flatten() - END, ignore_index=PAD - END, reduction="none")
+        return -found.view(x.shape).sum(1)
+
+    def _first(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = self.start(z).chunk(2, -1)
+        return h.unsqueeze(0).contiguous(), c.unsqueeze(0).contiguous()
+
+    def _run(self, e: Tensor, z: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The LSTM over embeddings (n, T, embedding). Always in the mode of training: cuDNN has no gradients in the other."""
+        inputs = torch.cat([e, z.to(e.dtype).unsqueeze(1).expand(-1, e.shape[1], -1)], -1)
+        weights = cast(list[Tensor], self.lstm._flat_weights)
+        if inputs.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self.lstm.flatten_parameters()
+        h, a, b = torch.lstm(inputs, state, weights, True, 1, 0.0, True, False, True)
+        return h, (a, b)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        """Of </s> and the words after it: <pad> and <s> never come."""
+        return F.linear(h, self.out.weight[END : self.size], self.out.bias[END : self.size])
+
+    @contextmanager
+    def held(self, x: Tensor, rng: torch.Generator) -> Iterator[None]:
+        """Draw what dropout leaves out, once: inside, a chain's target stays what it is from step to step."""
+        c = self.config
+        if not (c.dropout or c.word_dropout):
+            yield
+            return
+        uniform = lambda n: torch.rand(*x.shape, n, generator=rng, device=x.device)  # noqa: E731
+        words = torch.rand(x.shape, generator=rng, device=x.device) < c.word_dropout
+        words[:, 0] = False  # <s> is read as it is
+        keep = lambda n: (uniform(n) >= c.dropout).to(self.out.weight.dtype) / (1 - c.dropout)  # noqa: E731
+        self._masks = Masks(words, keep(c.embedding), keep(c.hidden))
+        try:
+            yield
+        finally:
+            self._masks = None
+
+    # --- sentences from z --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def decode(self, z: Tensor, u: Tensor | None = None, temperature: float = 1.0, top_p: float = 1.0, beam: int = 0) -> Tensor:
+        """Rows of words' numbers (n, length + 1). Greedy; or sampled, where u (steps, n) are uniform numbers that choose the words; or
+        the best that a beam of so many finds."""
+        check_decoding(temperature, top_p, beam)
+        if beam > 1:
+            return torch.cat([self._beam(row, beam) for row in z.split(1)])
+        steps, state = self.config.length + 1, self._first(z)
+        out = torch.full((len(z), steps), PAD, dtype=torch.int64, device=z.device)
+        word = torch.full((len(z),), START, dtype=torch.int64, device=z.device)
+        open_ = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        for t in range(steps):
+            logits, state = self._next(word, z, state)
+            word = END + (logits.argmax(-1) if u is None else choose(logits, u[t], temperature, top_p))
+            word = torch.where(open_, word if t < steps - 1 else torch.full_like(word, END), PAD)
+            out[:, t] = word
+            open_ = open_ & (word != END)
+            if t % 8 == 7 and not bool(open_.any()):
+                break
+        return out
+
+    def _next(self, word: Tensor, z: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Logits of what comes after `word`, </s> first."""
+        h, state = self._run(self.embed(word).unsqueeze(1), z, state)
+        return self._logits(h.squeeze(1)).float(), state
+
+    def _beam(self, z: Tensor, width: int) -> Tensor:
+        """The likeliest finished sentence among `width` kept at every length."""
+        steps = self.config.length + 1
+        score, words = torch.zeros(1, device=z.device), torch.empty(1, 0, dtype=torch.int64, device=z.device)
+        state, last = self._first(z), torch.full((1,), START, dtype=torch.int64, device=z.device)
+        best, found = -torch.inf, words
+        for t in range(steps):
+            logits, state = self._next(last, z.expand(len(last), -1), state)
+            total = score.unsqueeze(1) + logits.log_softmax(-1)
+            ended = total[:, 0]
+            if float(ended.max()) > best:
+                i = int(ended.argmax())
+                best, found = float(ended[i]), F.pad(words[i], (0, 1), value=END)
+            total[:, 0] = -torch.inf
+            score, flat = total.flatten().topk(min(width, total.numel() - len(total)))
+            if float(score[0]) <= best or t == steps - 1:  # longer ones are only less likely
+                break
+            row, last = flat // total.shape[1], END + flat % total.shape[1]
+            words = torch.cat([words[row], last.unsqueeze(1)], 1)
+            state = (state[0][:, row].contiguous(), state[1][:, row].contiguous())
+        return F.pad(found, (0, steps - len(found)), value=PAD).unsqueeze(0)
+
+    def to_text(self, rows: Tensor) -> list[str]:
+        return self.words().sentences(rows)
+
+    def trim(self, x: Tensor) -> Tensor:
+        """Without the columns that are all padding."""
+        return x[:, : max(1, int(lengths(x).max()))]
+
+    def flops(self, rows: int) -> float:
+        """Multiply-adds, times two, of one forward pass, for a word a row."""
+        c = self.config
+        return 2.0 * rows * (4 * c.hidden * (c.embedding + self.nz + c.hidden) + c.hidden * self.size)
+
+
+def choose(logits: Tensor, u: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+    """What lies at u, in [0, 1), of the cumulative distribution; top_p < 1 keeps only the likeliest that have this mass together."""
+    p = (logits / temperature).softmax(-1).double()
+    order = None
+    if top_p < 1:
+        p, order = p.sort(-1, descending=True)
+        p = torch.where(p.cumsum(-1) - p < top_p, p, 0.0)
+    mass = p.cumsum(-1)
+    place = torch.searchsorted(mass, (u.double() * mass[:, -1]).unsqueeze(1), right=True)
+    return (place if order is None else order.gather(1, place)).squeeze(1)
+
+
+def check_decoding(temperature: float, top_p: float, beam: int) -> None:
+    if not temperature > 0:
+        raise DataError(f"the temperature is {temperature}; it must be above 0 (greedy decoding takes the likeliest word)")
+    if not 0 < top_p <= 1:
+        raise DataError(f"top_p is {top_p}; it must be above 0 and at most 1")
+    if not 0 <= beam <= 100:
+        raise DataError(f"the beam is {beam} wide; it must be between 0 (off) and 100")

@@ -1,0 +1,110 @@
+"""The commands on a text model: sentences in, sentences out."""
+
+import csv
+import sys
+
+import pytest
+
+import lebm
+from lebm import cli
+from lebm.config import resolve
+
+SMALL = [
+    *("nz=3", "prior.width=8", "generator.embedding=4", "generator.hidden=6", "chains.prior.steps=3", "chains.posterior.steps=3"),
+    *("training.steps=3", "training.batch=8", "chains.posterior.first_steps=[0.5]"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "run"
+    lebm.train(resolve("text-demo", SMALL), run=folder, device="cpu")
+    return folder
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def program(*args, code=0):
+        monkeypatch.setattr(sys, "argv", ["lebm", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as e:
+            cli.main()
+        said = capsys.readouterr()
+        assert (e.value.code or 0) == code and "Traceback" not in said.err, said.err
+        return said
+
+    return program
+
+
+def table(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_sample_prints_sentences(run, call, tmp_path):
+    lines = call("sample", run, "-n", 4).out.splitlines()
+    assert len(lines) == 4 and call("sample", run, "-n", 4).out.splitlines() == lines
+    assert call("sample", run, "-n", 2).out.splitlines() == lines[:2]
+    call("sample", run, "-n", 4, "--out", tmp_path / "x.txt")
+    assert (tmp_path / "x.txt").read_text().splitlines() == lines
+    assert call("sample", run, "-n", 4, "--temperature", 0.1).out != "\n".join(lines)
+    assert len(call("sample", run, "-n", 2, "--beam", 3).out.splitlines()) == 2
+
+
+def test_reconstruct_shows_pairs(run, call, tmp_path):
+    said = call("reconstruct", run, "the captain counts the nets .", "zebra .")
+    lines = said.out.splitlines()
+    assert lines[0] == "the captain counts the nets ." and lines[2] == "zebra ." and lines[1].startswith("    ")
+    assert "1 of 8 words are unknown" in said.err and "nats a sentence" in said.err
+    (tmp_path / "in.txt").write_text("the captain counts the nets .\n\nzebra .\n")
+    said = call("reconstruct", run, "--input", tmp_path / "in.txt", "--out", tmp_path / "x.csv")
+    rows = table(tmp_path / "x.csv")
+    assert [r["name"] for r in rows] == ["in.txt:1", "in.txt:2"] and rows[0]["reconstruction"] == lines[1].strip()
+    assert "1 empty lines" in said.err
+
+
+def test_interpolate_walks_between_sentences(run, call, tmp_path):
+    a, b = "the captain counts the nets .", "a quiet girl reads a letter ."
+    lines = call("interpolate", run, a, b, "--points", 5).out.splitlines()
+    assert len(lines) == 5
+    ends = call("reconstruct", run, a, b).out.splitlines()
+    assert (lines[0], lines[-1]) == (ends[1].strip(), ends[3].strip())
+    call("interpolate", run, a, b, b, a, "--points", 2, "--out", tmp_path / "x.txt")
+    assert (tmp_path / "x.txt").read_text().splitlines() == [lines[0], lines[-1], "", lines[-1], lines[0]]
+
+
+def test_score(run, call, tmp_path):
+    call("score", run, "--out", tmp_path / "s.csv", "the captain counts the nets .", "nets nets nets nets nets nets nets nets nets")
+    rows = table(tmp_path / "s.csv")
+    assert [r["file"] for r in rows] == ["sentence 1", "sentence 2"] and float(rows[1]["score"]) > float(rows[0]["score"])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["sample", "--out", "x.png"], ["x.png does not fit a model of text", ".txt"]),
+        (["sample", "--temperature", "0"], ["temperature is 0.0", "above 0"]),
+        (["sample", "--top-p", "2"], ["top_p is 2.0"]),
+        (["reconstruct"], ["no input is given", "--input"]),
+        (["reconstruct", " "], ["sentence 0 has no words"]),
+        (["reconstruct", "--input", "nowhere.txt"], ["nowhere.txt cannot be read"]),
+        (["interpolate", "the captain"], ["1 sentence is given; a path needs two ends"]),
+        (["explore"], ["images"]),
+        (["neighbours"], ["images"]),
+    ],
+)
+def test_mistakes_are_said_in_one_sentence(run, call, monkeypatch, tmp_path, args, words):
+    monkeypatch.chdir(tmp_path)
+    said = call(args[0], run, *args[1:], code=2)
+    lines = said.err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and all(w in lines[0] for w in words), said.err
+
+
+def test_images_want_a_file(call, tmp_path):
+    lebm.train(resolve("digits", ["training.steps=0", "generator.ngf=1", "nz=2"]), run=tmp_path / "run", device="cpu")
+    assert "needs --out" in call("sample", tmp_path / "run", code=2).err
+    assert "does not fit a model of images" in call("sample", tmp_path / "run", "--out", tmp_path / "x.txt", code=2).err
+
+
+def test_the_tables_know_text(call):
+    assert "LSTM" in call("presets").out.replace("\n", " ")
+    assert "text-demo: found" in call("data").out
