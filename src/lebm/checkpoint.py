@@ -77,8 +77,7 @@ def _pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file that save_tensors wrote and what was noted beside them."""
-    refuse_pickle(path)
-    meta = _read_meta(path)
+    meta = read_meta(path)
     try:
         return {k: t.clone() for k, t in safetensors.torch.load_file(path).items()}, meta  # load_file maps the file
     except (safetensors.SafetensorError, RuntimeError, ValueError) as e:
@@ -96,8 +95,9 @@ def refuse_pickle(path: Path) -> None:
         raise CheckpointError(f"{path} is a pickle file (PyTorch's older format), which can run code when opened; lebm reads .safetensors only")
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, length-checked before it is read."""
+def read_meta(path: Path) -> dict[str, Any]:
+    """What save_tensors noted, from the header of the file, length-checked before it is read."""
+    refuse_pickle(path)
     size = path.stat().st_size
     with open(path, "rb") as f:
         head = f.read(8)

@@ -26,15 +26,18 @@ from rich.table import Column, Table
 from lebm import analysis, checkpoint, compare, figures, report, results, sentences
 from lebm.analysis import chains as chain_pictures
 from lebm.analysis import diagnostics, longrun, paths
+from lebm.anomaly import SCORES, Scorer
 from lebm.anomaly import mnist as protocol
 from lebm.bench import bench as run_bench
 from lebm.config import preset_names, resolve
 from lebm.data import DATASETS, data_root, download, read_inputs
+from lebm.data import load as load_data
+from lebm.detector import Detector
 from lebm.errors import Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate as evaluate_run
 from lebm.evaluate import evaluate_all as evaluate_runs
 from lebm.explore import Lab, Server
-from lebm.generators.image import as_floats, to_pixels
+from lebm.generators.image import ImageGenerator, as_floats, to_pixels
 from lebm.generators.text import check_decoding
 from lebm.log import progress_bar
 from lebm.methods.ways import WAYS
@@ -42,7 +45,7 @@ from lebm.metrics import inception
 from lebm.model import LatentEBM, load
 from lebm.model import export as export_model
 from lebm.runs import check_run, default_folder, latest_folder
-from lebm.training import fitting_threads, pick_device, stop_on_signals
+from lebm.training import HANDED_IN, fitting_threads, pick_device, stop_on_signals
 from lebm.training import train as train_model
 from lebm.version import __version__
 
@@ -54,6 +57,7 @@ app = typer.Typer(
 )
 console = Console(stderr=True)  # progress and messages; results go to files and to standard output
 out = Console()
+SHEET = 64  # images on the sheet of `lebm score`
 
 
 class Device(StrEnum):
@@ -228,30 +232,45 @@ def reconstruct(
 
 @app.command()
 def score(
-    run: RunArg,
-    to: Annotated[Path, typer.Option("--out", help="scores.csv: index, file, score.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, a model.safetensors file, or a file that Detector.save wrote.")],
+    to: Annotated[Path, typer.Option("--out", help="scores.csv: index, file, score. Of images also scores-strangest.png.")],
     inputs: InputOpt = None,
     sort: Annotated[bool, typer.Option("--sort", help="Most anomalous first, instead of input order.")] = False,
-    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K1.")] = None,
+    name: Annotated[str | None, typer.Option("--score", metavar="NAME", help=f"{', '.join(SCORES)} or combined; default the run's own.")] = None,
+    normal: Annotated[list[Path] | None, typer.Option(help="Normal images to calibrate `combined` on; default rows of the training data.")] = None,
+    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps of the score `joint`; default the training's K1.")] = None,
     by: PosteriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
+    data_dir: DataOpt = None,
     more: MoreArg = None,
 ) -> None:
-    """Score every image or sentence: minus the unnormalised log-posterior at an inferred z; higher is more anomalous."""
+    """Score every image or sentence, higher is more anomalous: a CSV, and of images a sheet of the most anomalous ones."""
     _check_target("--out", to, ".csv")
     _check_inputs(inputs, more)
-    model = load(run, pick_device(device.value))
+    scorer = _scorer(run, name, seed, device)
+    model = scorer.model
+    if scorer.name != "joint" and (steps is not None or by is not None):
+        raise UserError(f"--steps and --by go with the score joint, and this is {scorer.name}; leave them out, or add --score joint")
     if model.config.generator.kind == "text":
         found = _sentences(model, inputs, more)
         rows, names = found.x, found.names
     else:
         rows, names = _images(model, inputs, more)
+    if scorer.name == "combined" and scorer.tails is None:
+        scorer.fit(_normal_rows(model, normal, data_dir))
+    x = as_floats(rows)
     with progress_bar(console, "scoring") as update:
-        scores = model.anomaly_score(as_floats(rows), seed, steps, update, by).tolist()
-    table = sorted(enumerate(scores), key=lambda row: -row[1]) if sort else list(enumerate(scores))
-    _save_csv(to, ["index", "file", "score"], ([i, names[i], f"{value:.9g}"] for i, value in table))
-    say(f"{len(scores)} scores in {to}{_drawn(model, 'posterior', by, steps)}")
+        scores = (model.anomaly_score(x, seed, steps, update, by) if scorer.name == "joint" else scorer(x, update)).tolist()
+    ranked = sorted(enumerate(scores), key=lambda row: -row[1])
+    _save_csv(to, ["index", "file", "score"], ([i, names[i], f"{value:.9g}"] for i, value in (ranked if sort else enumerate(scores))))
+    sheet = ""
+    if isinstance(model.generator, ImageGenerator):
+        path = to.with_name(f"{to.stem}-strangest.png")
+        figures.save(figures.grid(to_pixels(x[[i for i, _ in ranked[:SHEET]]])), path)
+        sheet = f", the most anomalous images in {path}"
+    drawn = _drawn(model, "posterior", by, steps) if scorer.name == "joint" else ""
+    say(f"{len(scores)} scores ({scorer.name}) in {to}{sheet}{drawn}")
 
 
 @app.command()
@@ -640,6 +659,30 @@ def _save_csv(to: Path, head: list[str], rows: Iterable[Any]) -> None:
     writer.writerow(head)
     writer.writerows(rows)
     checkpoint.write_atomic(to, text.getvalue())
+
+
+def _scorer(path: Path, name: str | None, seed: int, device: Device) -> Scorer:
+    """Of a run, or of a saved detector, which is calibrated already."""
+    if path.is_file() and "detector" in checkpoint.read_meta(path):
+        scorer = Detector.load(path, device.value).scorer_
+        if name not in (None, scorer.name):
+            raise UserError(f"the detector in {path} scores by {scorer.name}, not by {name}; leave --score out")
+        if not isinstance(scorer.model.generator, ImageGenerator):
+            raise UserError(f"the detector in {path} is one for tables; score rows with lebm.Detector.load(...).decision_function")
+        return scorer
+    return Scorer(load(path, pick_device(device.value)), name, seed)
+
+
+def _normal_rows(model: LatentEBM, normal: list[Path] | None, data_dir: Path | None) -> torch.Tensor:
+    """What a combined score is calibrated on: the images given, or rows of the run's data set that it never saw, if it left some."""
+    if not isinstance(model.generator, ImageGenerator):
+        raise UserError("the score combined is for images here; choose another with --score")
+    if normal:
+        return as_floats(read_inputs(normal, model.generator.shape)[0])
+    if model.config.data.name == HANDED_IN:
+        raise UserError("the score combined is calibrated on normal images, and those of this run were handed in; name some with --normal")
+    splits = load_data(model.config.with_values(**{"data.limit": None}), data_root(data_dir))
+    return as_floats(protocol.calibration_rows(model.config, splits))
 
 
 def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> str:

@@ -159,7 +159,32 @@ class TextGenerator:
         return f"LSTM {self.embedding}/{self.hidden}"
 
 
-AnyGenerator = Generator | TextGenerator  # another kind is another class here, and a line in lebm.generators
+@dataclass(frozen=True)
+class TableGenerator:
+    """Rows of numbers: an MLP from z to the mean of every column."""
+
+    kind: Literal["table"] = "table"
+    columns: int = 2
+    width: int = 64
+    depth: int = 2  # hidden layers
+    sigma: float | None = None  # of all columns; None: one a column, learned
+
+    def rules(self) -> list[Rule]:
+        return [
+            (1 <= self.columns <= 10**6, "generator.columns", self.columns, "must be between 1 and 1,000,000"),
+            (1 <= self.width <= 65536, "generator.width", self.width, "must be between 1 and 65536"),
+            (0 <= self.depth <= 64, "generator.depth", self.depth, "must be between 0 and 64"),
+            (self.sigma is None or self.sigma > 0, "generator.sigma", self.sigma, "must be above 0, or null to learn it"),
+        ]
+
+    def weights(self, nz: int) -> tuple[int, str]:
+        return (nz + self.columns + self.width * max(0, self.depth - 1)) * self.width, "width"
+
+    def shown(self) -> str:
+        return f"table, {self.columns} columns"
+
+
+AnyGenerator = Generator | TextGenerator | TableGenerator  # another kind is another class here, and a line in lebm.generators
 
 
 @dataclass(frozen=True)

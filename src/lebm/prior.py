@@ -87,11 +87,25 @@ PRIORS: dict[str, type[GaussianPrior]] = {"energy": EnergyPrior, "gaussian": Gau
 
 def activation(name: str, leak: float) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]:
     """An activation, and how a gradient g passes back through it at the pre-activation u (PyTorch's own fused kernels)."""
-    ops = torch.ops.aten
     if name == "leaky_relu":
-        return partial(F.leaky_relu, negative_slope=leak), lambda g, u: ops.leaky_relu_backward(g, u, leak, False)
+        return partial(F.leaky_relu, negative_slope=leak), partial(_leaky_back, leak=leak)
     if name == "tanh":
-        return torch.tanh, lambda g, u: ops.tanh_backward(g, torch.tanh(u))
-    if name == "silu":
-        return F.silu, lambda g, u: ops.silu_backward(g, u)
-    return F.gelu, lambda g, u: ops.gelu_backward(g, u)
+        return torch.tanh, _tanh_back
+    return (F.silu, _silu_back) if name == "silu" else (F.gelu, _gelu_back)
+
+
+# Plain functions, for a model that holds lambdas cannot be copied to another process.
+def _leaky_back(g: Tensor, u: Tensor, leak: float) -> Tensor:
+    return torch.ops.aten.leaky_relu_backward(g, u, leak, False)
+
+
+def _tanh_back(g: Tensor, u: Tensor) -> Tensor:
+    return torch.ops.aten.tanh_backward(g, torch.tanh(u))
+
+
+def _silu_back(g: Tensor, u: Tensor) -> Tensor:
+    return torch.ops.aten.silu_backward(g, u)
+
+
+def _gelu_back(g: Tensor, u: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(g, u)

@@ -19,7 +19,7 @@ class Tails:
 
     def __init__(self, values: Tensor) -> None:
         """`values` is (normal rows, statistics)."""
-        self.values = values.double().sort(0).values
+        self.values = values.double().cpu().sort(0).values
         n = len(values)
         self.start = min(n - 1, math.floor((1 - TAIL) * n))
         beyond = self.values[self.start :] - self.values[self.start]
@@ -30,6 +30,10 @@ class Tails:
     def __call__(self, values: Tensor) -> Tensor:
         """The score of every row of (rows, statistics)."""
         values, n = values.double(), len(self.values)
-        below = torch.searchsorted(self.values.T.contiguous(), values.T.contiguous()).T  # normal rows that give less
-        ranked = -((n - below.clamp(max=self.start) + 1) / (n + 1)).log()
+        above = torch.searchsorted(self.values.T.contiguous(), values.T.contiguous()).T.clamp(1, max(1, self.start))  # the next normal value
+        above = above.clamp(max=n - 1)
+        surprise = -((n - torch.arange(n).double()) / (n + 1)).log()
+        low, high = self.values.gather(0, (above - 1).clamp(min=0)), self.values.gather(0, above)
+        part = torch.where(high > low, (values - low) / (high - low), 1.0).clamp(0, 1)  # between two ranks in a straight line: no jumps
+        ranked = torch.lerp(surprise[(above - 1).clamp(min=0)], surprise[above], part)
         return (ranked + (values - self.values[self.start]).clamp(min=0) / self.scale).sum(1)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from torch import nn
 
 from lebm.generators.image import ImageGenerator
+from lebm.generators.table import TableGenerator
 from lebm.generators.text import TextGenerator
 
-GENERATORS: dict[str, Callable[..., nn.Module]] = {"image": ImageGenerator, "text": TextGenerator}
+GENERATORS: dict[str, Callable[..., nn.Module]] = {"image": ImageGenerator, "text": TextGenerator, "table": TableGenerator}
 
-__all__ = ["GENERATORS", "ImageGenerator", "TextGenerator"]
+__all__ = ["GENERATORS", "ImageGenerator", "TableGenerator", "TextGenerator"]

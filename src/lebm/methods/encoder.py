@@ -103,14 +103,14 @@ def _quiet(head: Any, nz: int) -> None:
     nn.init.zeros_(head.bias)
 
 
-# generator.kind -> network; a text generator's goes here
+# generator.kind -> network; a text generator's goes here. A table's is the MLP that its shape asks for
 ENCODERS = {"image": ImageNet}
 
 
 def make_encoder(config: Config, generator: nn.Module, own: bool) -> GaussianEncoder:
     """For the generators of the package a network of their kind. A generator of your own may bring its own, `make_encoder(nz)`
     (a module from x to 2 nz numbers a row), or say the `shape` of a row of x and get an MLP."""
-    if not own:
+    if not own and config.generator.kind in ENCODERS:
         return GaussianEncoder(ENCODERS[config.generator.kind](config))
     make, shape = getattr(generator, "make_encoder", None), getattr(generator, "shape", None)
     if make is not None:
