@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import lebm
-from lebm import evaluate, results
+from lebm import evaluate, results, text_metrics
 from lebm.config import Config, preset_names, resolve
 from lebm.data import DATASETS, Splits, load
 from lebm.data.small import NOISE_TEST, NOISE_TRAIN
 from lebm.learn import describe, learn_step, make_optimizer
+from lebm.metrics.language_model import Recipe
 from lebm.rng import stream
 
 ROOT = Path(__file__).parents[1]
@@ -165,12 +166,21 @@ class Pixels:
         return pixels.flatten(1).double()
 
 
-def test_every_metric_is_described(rough_log_z):
+def test_every_metric_is_described(rough_log_z, monkeypatch):
     digits = resolve({"preset": "digits", "chains.prior.steps": 1, "chains.posterior.steps": 1})
     x = load(digits).test[:4]
     ev = evaluate.Evaluation(lebm.LatentEBM(digits), Splits(x, x), samples=4, features=Pixels())
     made = {name for metric in evaluate.METRICS.values() for name in metric(ev)}
-    assert set(first_cells("Metrics")) == made
+    assert set(first_cells("Metrics")) == made | text_numbers(monkeypatch)
+
+
+def text_numbers(monkeypatch):
+    monkeypatch.setattr(text_metrics, "RECIPE", Recipe(embedding=4, hidden=4, epochs=1, alone=1))
+    config = resolve("text-demo", ["chains.prior.steps=1", "chains.posterior.steps=1", "generator.hidden=4"])
+    model, splits = lebm.LatentEBM(config), load(config)
+    model.generator.take(splits.facts)
+    ev = evaluate.Evaluation(model, Splits(splits.train[:20], splits.test[:4], facts=splits.facts), samples=4, limit=2)
+    return {name for metric in text_metrics.METRICS.values() for name in metric(ev)}
 
 
 def test_splits_are_as_described():

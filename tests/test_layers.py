@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "tables": {"results", "checkpoint"},
     "collapse": BELOW_LEARN | {"learn"},
     "sentences": ANY,
+    "text_metrics": ANY,
     "training": ANY,
     "evaluate": ANY,
     "speed": ANY,

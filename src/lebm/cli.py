@@ -310,7 +310,9 @@ def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are seeds of one experiment.")],
     metrics: Annotated[
         str | None,
-        typer.Option(help="Comma-separated: frechet, mse, fid, fid_gaussian, likelihood, speed; default those of the first three that fit the run."),
+        typer.Option(
+            help="Comma-separated: frechet, mse, fid, fid_gaussian, likelihood, speed; of text fppl, rppl, nll, real_ppl. Default: what fits the run."
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,
     split: Annotated[Split, typer.Option(help="What the FID compares with. `validation` is for choosing settings: no test images.")] = Split.train,
@@ -640,7 +642,7 @@ def _put_lines(lines: list[str], to: Path | None) -> None:
 def _reconstruct_text(model: LatentEBM, found: sentences.Sentences, to: Path | None, steps: int | None, by: str | None, seed: int, beam: int) -> None:
     with progress_bar(console, "inferring") as update:
         z = model.infer(found.x, seed, steps, progress=update, by=by)
-    x_hat, nll = sentences.decode(model, z, beam), sentences.word_nll(model, found.x, z)
+    x_hat, nll = sentences.decode(model, z, beam), model.nll(found.x, z)
     if to is None:
         for a, b in zip(found.text, x_hat, strict=True):
             print(f"{a}\n    {b}")

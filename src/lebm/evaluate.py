@@ -15,12 +15,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from lebm import checkpoint, figures, report, results
+from lebm import checkpoint, figures, report, results, text_metrics
 from lebm import statistics as stats
 from lebm.compare import inception
 from lebm.data import Splits, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
+from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
 from lebm.likelihood import bits_per_dimension, log_likelihood, log_z
 from lebm.log import progress_bar
@@ -65,6 +66,7 @@ class Evaluation:
     prior_by: str | None = None  # ways to draw z; None: the run's own
     posterior_by: str | None = None
     protocol: dict[str, Any] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)  # what several metrics look at and one of them has made
 
     @property
     def train(self) -> Tensor:
@@ -112,6 +114,7 @@ def evaluate(
     model.drawing("posterior", posterior_by, None if posterior_by in (None, *ALONE) else 100)
     root = data_root(data_dir)
     chosen = metrics or fitting(model, features is not None or (root is not None and (root / FILE).is_file()))
+    _check_kind(model, chosen)
     if features is None and {"fid", "fid_gaussian"} & set(chosen):
         features = inception(root, model.device)  # before the data: what is missing is said at once
     with progress_bar(console, "reading data") as update:
@@ -119,6 +122,8 @@ def evaluate(
     ev = Evaluation(model, splits, samples, _seed(seed, split), split, limit, lambda what: progress_bar(console, what), features)
     ev.prior_by, ev.posterior_by = prior_by, posterior_by
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(splits.train)
+    if (take := getattr(model.generator, "take", None)) is not None:
+        take(splits.facts)  # a text with other words than the model's is refused
     with fitting_threads(model):
         values, protocol = measure(ev, chosen)
     summary = results.result(
@@ -130,6 +135,7 @@ def evaluate(
             "source": _source(splits.source, root),
             "train": len(ev.train),
             "test": len(splits.test),
+            **({"validation": len(splits.validation)} if splits.validation is not None else {}),
             "sha256": ev.content,
         },
         config=model.config.to_dict(),
@@ -149,8 +155,8 @@ def evaluate(
 
 def _check(run: Path, metrics: tuple[str, ...] | None, samples: int | None, split: str, limit: int | None) -> None:
     for name in metrics or ():
-        if name not in METRICS:
-            raise ConfigError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
+        if name not in known():
+            raise ConfigError(f"unknown metric {name!r}; there are {', '.join(known())}")
     if samples is not None and samples < 2:
         raise ConfigError(f"samples is {samples}; a distance needs at least 2")
     if limit is not None and limit < 1:
@@ -159,6 +165,13 @@ def _check(run: Path, metrics: tuple[str, ...] | None, samples: int | None, spli
         raise ConfigError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
     if run.is_file():
         raise CheckpointError(f"{run} is a file; evaluate takes the run folder, where it also writes what it finds")
+
+
+def _check_kind(model: LatentEBM, chosen: tuple[str, ...] | list[str]) -> None:
+    kind = "text" if isinstance(model.generator, TextGenerator) else "image"
+    for name in chosen:
+        if name not in BY_KIND[kind]:
+            raise ConfigError(f"the metric {name} is not for a model of kind {kind}; there are {', '.join(BY_KIND[kind])}")
 
 
 def _seed(given: int | None, split: str) -> int:
@@ -179,7 +192,7 @@ def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> tuple[Number
     protocol: dict[str, Any] = {}
     for name in chosen:
         begun, ev.protocol = time.monotonic(), {}
-        values.update(METRICS[name](ev))
+        values.update(known()[name](ev))
         seconds = round(time.monotonic() - begun, 1)
         where = {"device": results.device_name(ev.model.device), "code": results.code_version()}
         protocol[name] = {**ev.protocol, "seed": ev.seed, "seconds": seconds, **where}
@@ -335,8 +348,18 @@ METRICS: dict[str, Callable[[Evaluation], Numbers]] = {
 }
 
 
+BY_KIND: dict[str, dict[str, Callable[[Any], Numbers]]] = {"image": METRICS, "text": text_metrics.METRICS}
+
+
+def known() -> dict[str, Callable[[Any], Numbers]]:
+    """The metrics of all kinds of models."""
+    return {name: metric for metrics in BY_KIND.values() for name, metric in metrics.items()}
+
+
 def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
     """The metrics that say something about this model in reasonable time."""
+    if isinstance(model.generator, TextGenerator):
+        return ["nll"]
     if model.config.data.name in PHOTOGRAPHS and inception_found:
         return ["fid", "mse"]
     pixels = math.prod(model.generator.shape)  # type: ignore[arg-type]
@@ -349,6 +372,20 @@ def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
 def draw(run: Path, ev: Evaluation) -> None:
     """The pictures of a run: samples from the learned prior and from N(0, I), reconstructions, the energy along chains."""
     model, folder = ev.model, run / "figures"
+    if isinstance(model.generator, TextGenerator):
+        results.write(run / report.SENTENCES, text_metrics.shown(ev))
+    else:
+        _draw_images(ev, folder)
+    k0 = model.config.chains.prior.steps
+    if k0:
+        figures.save(figures.energy_profile(energy_profile(model, ev.seed, 2 * k0), trained=k0), folder / "energy.svg")
+    rows = read_log(run / "log.jsonl")
+    if rows:
+        figures.save(figures.training_curves(rows), folder / "curves.svg")
+
+
+def _draw_images(ev: Evaluation, folder: Path) -> None:
+    model = ev.model
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, by=ev.prior_by)), columns=8), folder / "samples.png")
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0, by="langevin")), columns=8), folder / "samples-gaussian.png")
     originals = ev.test[: SHOWN // 2]
@@ -356,12 +393,6 @@ def draw(run: Path, ev: Evaluation) -> None:
     x_hat = model.reconstruct(as_floats(originals), ev.seed, chosen.chain.steps, by=chosen.by)
     shown = originals if originals.dtype == torch.uint8 else to_pixels(originals)
     figures.save(figures.pairs(shown, to_pixels(x_hat), columns=8), folder / "reconstructions.png")
-    k0 = model.config.chains.prior.steps
-    if k0:
-        figures.save(figures.energy_profile(energy_profile(model, ev.seed, 2 * k0), trained=k0), folder / "energy.svg")
-    rows = read_log(run / "log.jsonl")
-    if rows:
-        figures.save(figures.training_curves(rows), folder / "curves.svg")
 
 
 @torch.no_grad()

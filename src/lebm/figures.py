@@ -132,6 +132,8 @@ PANELS: tuple[Panel, ...] = (
     Panel("gap  f_pos − f_neg", (("gap", "gap", PURPLE),), zero=True, unit="nats"),
     Panel("f on both chains", (("f_pos", "f_pos", BLUE), ("f_neg", "f_neg", VERMILION)), unit="nats"),
     Panel("reconstruction error", (("mse", "mse", GREEN),), unit="squared error a pixel"),
+    Panel("nats a word", (("nll_word", "-log p(x|z)", GREEN),), unit="nats a word"),
+    Panel("what z explains", (("z_gain", "nats lost by another z", PURPLE),), zero=True, unit="nats a sentence"),
     Panel("gradient norm", (("grad_prior", "prior", VERMILION), ("grad_generator", "generator", GREEN)), log=True, unit="norm"),
     Panel("chain displacement", (("disp_pos", "posterior", BLUE), ("disp_neg", "prior", VERMILION)), unit="a coordinate of z"),
     Panel("mean z²", (("z_sq_pos", "posterior", BLUE), ("z_sq_neg", "prior", VERMILION)), unit="mean square"),

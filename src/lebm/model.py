@@ -165,6 +165,12 @@ class LatentEBM(nn.Module):
         pairs = zip(x.split(CHUNK), z.split(CHUNK), strict=True)
         return torch.cat([-self.log_joint(self.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])
 
+    @torch.no_grad()
+    def nll(self, x: Any, z: Tensor) -> Tensor:
+        """-log p(x|z) in nats, a number a row."""
+        pairs = zip(self.as_input(x).split(CHUNK), z.split(CHUNK), strict=True)
+        return torch.cat([-self.generator.log_prob(self.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])  # type: ignore[operator]
+
     def trim(self, x: Tensor) -> Tensor:
         """Rows without what they have in common and no computation needs: the padding of sentences."""
         cut = getattr(self.generator, "trim", None)

@@ -75,13 +75,6 @@ def decode(model: LatentEBM, z: Tensor, beam: int = 0) -> list[str]:
     return g.to_text(model.decode(z) if beam <= 1 else g.decode(z.to(model.device), beam=beam))
 
 
-@torch.no_grad()
-def word_nll(model: LatentEBM, x: Tensor, z: Tensor, piece: int = 500) -> Tensor:
-    """-log p(x|z) in nats, a number a sentence."""
-    pairs = zip(x.split(piece), z.split(piece), strict=True)
-    return torch.cat([-model.text().log_prob(model.trim(a).to(model.device), b.to(model.device)).cpu() for a, b in pairs])
-
-
 def interpolate(model: LatentEBM, a: Tensor, b: Tensor, points: int, seed: int, steps: int | None, beam: int = 0) -> list[list[str]]:
     """For every pair the sentences along a path in z from the first to the second."""
     z = between(model.infer(a, seed, steps), model.infer(b, seed, steps), points)

@@ -53,6 +53,15 @@ TABLE_1 = (
     _row("diffusion-amortised chains", "Yu et al. 2023", ("0.002", "18.76"), ("0.015", "57.72"), ("0.005", "30.83")),
 )
 PAPER_UPDATES = 70_000  # "about"
+TEXT_COLUMNS = {"snli": "SNLI", "ptb": "PTB", "yahoo": "Yahoo"}
+TABLE_2 = (  # FPPL / RPPL / NLL, in the order of TEXT_COLUMNS
+    ("real text", "23.53 / - / -", "100.36 / - / -", "60.04 / - / -"),
+    ("SA-VAE", "39.03 / 46.43 / 33.56", "147.92 / 210.02 / 101.28", "128.19 / 148.57 / 326.70"),
+    ("FB-VAE", "39.19 / 43.47 / 28.82", "145.32 / 204.11 / 92.89", "123.22 / 141.14 / 319.96"),
+    ("ARAE", "44.30 / 82.20 / 28.14", "165.23 / 232.93 / 91.31", "158.37 / 216.77 / 320.09"),
+    ("the paper", "27.81 / 31.96 / 28.90", "107.45 / 181.54 / 91.35", "80.91 / 118.08 / 321.18"),
+)
+PAPER_TEXT = {"snli": 100_000, "ptb": 42_068, "yahoo": 100_000}  # training sentences behind the published numbers
 ABLATIONS = (("learned prior", "29.44"), ("N(0, I), the same generator", "43.39"), ("K0 = 80", "28.32"), ("K1 = 60", "26.13"), ("ngf = 128", "26.95"))
 LONG_RUN = "long_run_ratio"  # the metric that tells a long-run test from an evaluation
 KNOWN_FIDS = {("cifar10:train", "cifar10:test"): "3.15"}  # what FID implementations agree on
@@ -65,6 +74,7 @@ KINDS = {
     "warm": "our settings, learned and persistent starts",
     "gaussian": "N(0, I) as prior, the paper's settings",
 }
+TEXT_KINDS = {"": "learned prior", "gaussian": "N(0, I) as prior, the same generator and learning"}
 SHOWS_ORIGINALS = ("svhn", "cifar10", "mnist", "digits")  # sets whose own pictures may be shown beside reconstructions
 RECROPPED = "0244d93d46eb266580b1f5ad012f1669b61ddce0f9712d3b421ff6f1d566f524"  # data.sha256 of SVHN cut from Format 1 again
 NOTES = {
@@ -170,6 +180,46 @@ def table_1(results: Results, to_results: str, baselines: bool) -> str:
     text = table(["MSE / FID, lower is better", *COLUMNS.values()], rows)
     labels = {data_label(r) for r in ours.values()} & set(NOTES)
     return text + "".join(f"\n\n{marks(label)} {label}: {NOTES[label]}." for label in NOTES if label in labels)
+
+
+def text_column(result: Mapping[str, Any]) -> str | None:
+    """Which column of Table 2 a result belongs to."""
+    name = (result["data"] or {}).get("name")
+    measured = {"fppl", "rppl", "nll_reconstruction"} & set(result["metrics"] or {})
+    return name if name in TEXT_COLUMNS and measured and result["experiment"] != SIDE_BY_SIDE else None
+
+
+def table_2(results: Results, to_results: str) -> str:
+    """The paper's rows and ours on text. Empty without a result: its published rows alone say nothing of this package."""
+    ours = {name: r for name, r in results.items() if text_column(r)}
+    if not ours:
+        return ""
+    rows = [[f"{method} ({PAPER})", *cells] for method, *cells in TABLE_2]
+    kinds = {str(r["experiment"]).removeprefix(text_column(r) or "").strip("-") for r in ours.values()}
+    for k in sorted(kinds, key=lambda k: (list(KINDS).index(k) if k in KINDS else len(KINDS), k)):
+        here = {c: [(n, r) for n, r in ours.items() if text_column(r) == c and r["experiment"] == (f"{c}-{k}" if k else c)] for c in TEXT_COLUMNS}
+        cells = ["<br>".join(text_cell(n, r, to_results) for n, r in here[c]) or "-" for c in TEXT_COLUMNS]
+        rows.append([f"**lebm**, {TEXT_KINDS.get(k, k)}", *cells])
+    return table(["FPPL / RPPL / NLL, lower is better", *TEXT_COLUMNS.values()], rows) + text_notes(ours)
+
+
+def text_cell(name: str, r: Mapping[str, Any], to_results: str) -> str:
+    shown = " / ".join(number(r, key, 2) for key in ("fppl", "rppl", "nll_reconstruction"))
+    small = f"real text {number(r, 'real_ppl', 2)}, -log p(x) about {number(r, 'nll_estimate', 2)}"
+    return f"[{shown}]({to_results}{name}.json) ({text_label(r)}) <br><sub>{small}</sub>{length(r)}"
+
+
+def text_label(r: Mapping[str, Any]) -> str:
+    """SNLI-37k: the data as a write-up must call it, where it is not the paper's."""
+    data = r["data"]
+    name, n = str(data["name"]), data.get("train")
+    return TEXT_COLUMNS[name] if n == PAPER_TEXT[name] or not isinstance(n, int) else f"{TEXT_COLUMNS[name]}-{n / 1000:.0f}k"
+
+
+def text_notes(ours: Results) -> str:
+    labels = sorted({(text_label(r), r["data"]["train"]) for r in ours.values() if "-" in text_label(r)})
+    said = "".join(f"\n\n{label}: {n:,} training sentences; compare its rows with each other, not with the paper's." for label, n in labels)
+    return "\n\nNLL is `nll_reconstruction`, in nats a sentence: see [protocol.md](protocol.md#text)." + said
 
 
 def mark(result: Mapping[str, Any]) -> str:
@@ -355,6 +405,7 @@ def results_page(results: Results, root: Path) -> str:
             table_1(results, up, baselines=True)
             + "\n\nMSE is `mse_100`, or in brackets how the run itself infers: see [protocol.md](protocol.md). Rows without a link are published numbers.",
         ),
+        ("Table 2: text", table_2(results, up)),
         ("Each result", details(results, up)),
         ("What the learned prior buys", ablation(results, up)),
         ("Ways to draw z", side_by_side(results, up)),

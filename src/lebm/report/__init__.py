@@ -10,7 +10,9 @@ from string import Template
 
 from lebm import checkpoint
 from lebm.report import comparison, inside, sections
-from lebm.report.folder import Folder, read
+from lebm.report.folder import SENTENCES, Folder, read
+
+__all__ = ["SECTIONS", "SENTENCES", "compare", "write"]
 
 # The page in its order. Adding a part is a function Folder -> HTML (empty: nothing to show) and a line here.
 SECTIONS: tuple[Callable[[Folder], str], ...] = (

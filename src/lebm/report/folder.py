@@ -13,6 +13,7 @@ import yaml
 
 from lebm.errors import CheckpointError
 
+SENTENCES = "sentences.json"  # what a text model says, written by an evaluation
 MIME = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
@@ -25,6 +26,7 @@ class Folder:
     rows: tuple[Mapping[str, Any], ...]  # of log.jsonl
     notes: tuple[str, ...]  # what could not be read
     analysis: Mapping[str, Any] = field(default_factory=dict)  # of analysis.json
+    sentences: Mapping[str, Any] = field(default_factory=dict)  # of sentences.json
 
     @property
     def experiment(self) -> str:
@@ -72,6 +74,7 @@ def read(path: Path) -> Folder:
         _rows(path / "log.jsonl", notes),
         tuple(notes),
         _analysis(path / "analysis.json"),
+        _analysis(path / SENTENCES),
     )
 
 

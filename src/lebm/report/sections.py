@@ -24,6 +24,13 @@ METRICS: dict[str, tuple[str, str]] = {
     "infer_ms": ("Milliseconds to infer an image", "by the run's own way"),
     "infer_chains_ms": ("Milliseconds by chains alone", "from N(0, I), as long as it takes for an equal error"),
     "infer_ratio": ("Times sooner than chains alone", "at equal error"),
+    "fppl": ("FPPL", "perplexity of the model's sentences under a language model of real ones; lower is better"),
+    "rppl": ("RPPL", "perplexity of real sentences under a language model of the model's; lower is better"),
+    "real_ppl": ("Perplexity of real sentences", "under the language model that judges FPPL"),
+    "nll_reconstruction": ("NLL, reconstruction", "-log p(x|z) in nats a test sentence, z inferred as in learning; lower is better"),
+    "nll_estimate": ("NLL, an estimate", "-log p(x) in nats a test sentence, by importance sampling; no bound"),
+    "active_units": ("Active units of z", "coordinates whose posterior mean varies with the sentence"),
+    "z_information": ("What z tells, in nats", "about a sentence, were everything Gaussian"),
     "bits_per_dim": ("Bits per dimension, an estimate", "of test images, from log p(x) by importance sampling; 8-bit levels; lower is better"),
     "log_px": ("log p(x), an estimate", "nats an image, mean over test images; no bound"),
     "log_z": ("log Z, an estimate", "of the prior, by annealed importance sampling; biased low"),
@@ -63,6 +70,8 @@ def summary(folder: Folder) -> str:
 
 
 def samples(folder: Folder) -> str:
+    if folder.sentences:
+        return text_samples(folder)
     learned, gaussian = folder.picture("samples"), folder.picture("samples-gaussian")
     if not (learned or gaussian):
         return section("samples", "Samples", note("No sample grids yet: evaluate the run to draw them."))
@@ -83,7 +92,32 @@ def samples(folder: Folder) -> str:
     return section("samples", "Samples", f'{words}<div class="duo">{cards}</div>')
 
 
+def text_samples(folder: Folder) -> str:
+    """What a text model says, beside what it says without the learned prior."""
+    fixed = is_gaussian(folder)
+    cards = quotes("Fixed prior" if fixed else "Learned prior", "z ~ N(0, I)" if fixed else "z ~ p<sub>α</sub>(z)", folder.sentences.get("samples"))
+    if not fixed:
+        cards += quotes("No learned prior", "z ~ N(0, I)", folder.sentences.get("samples_gaussian"))
+    words = "Sentences drawn word by word from the model, at temperature 1: not chosen, not mended."
+    return section("samples", "Samples", f'<p>{words}</p><div class="duo">{cards}</div>')
+
+
+def quotes(title: str, formula: str, found: Any) -> str:
+    lines = "".join(f"<li>{text(s)}</li>" for s in found) if isinstance(found, list) else ""
+    return f'<div class="card"><h3>{title} <small>{formula}</small></h3><ul>{lines}</ul></div>' if lines else ""
+
+
+def text_reconstructions(folder: Folder) -> str:
+    pairs = [p for p in folder.sentences.get("reconstructions") or [] if isinstance(p, list) and len(p) == 2]
+    rows = "".join(f"<tr><td>{text(a)}</td><td>{text(b)}</td></tr>" for a, b in pairs)
+    head = '<thead><tr><th scope="col">Sentence</th><th scope="col">The likeliest words at its z</th></tr></thead>'
+    words = "Sentences the model never saw in learning: a posterior chain finds z, the generator says what it read."
+    return section("reconstructions", "Test reconstructions", f'<p>{words}</p><div class="card"><table>{head}<tbody>{rows}</tbody></table></div>')
+
+
 def reconstructions(folder: Folder) -> str:
+    if folder.sentences:
+        return text_reconstructions(folder)
     image, mse = folder.picture("reconstructions"), folder.number("mse")
     if not image:
         return section("reconstructions", "Test reconstructions", note("No reconstructions yet: evaluate the run to draw them."))
