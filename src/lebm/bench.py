@@ -16,15 +16,18 @@ from torch import Tensor, nn
 
 from lebm import fast, results
 from lebm.config import Config, resolve
+from lebm.config import TextGenerator as TextSection
+from lebm.data.batches import width
 from lebm.errors import ConfigError
-from lebm.generators import ImageGenerator
-from lebm.generators.image import as_floats, to_x
+from lebm.generators import GENERATORS, ImageGenerator, TextGenerator
+from lebm.generators.image import as_floats
 from lebm.learn import learn_step, make_optimizer
 from lebm.methods.encoder import ImageNet
 from lebm.model import LatentEBM
 from lebm.rng import stream
 from lebm.sampler import langevin
 from lebm.training import fitting_threads, pick_device
+from lebm.words import END, PAD, UNKNOWN
 
 BATCHES, LENGTHS = (25, 50, 100, 200, 400), (10, 20, 40, 80)
 
@@ -39,14 +42,9 @@ class Listing:
         for c in model.generator.convolutions():
             layers += [c, nn.LeakyReLU(config.image.leak)]
         self.g = nn.Sequential(*layers[:-1], nn.Tanh())
-        energy: list[nn.Module] = []
-        for layer in model.prior.linear():  # type: ignore[operator]
-            energy += [layer, nn.LeakyReLU(config.prior.leak)]
-        self.e = nn.Sequential(*energy[:-1])
+        self.e = nn.Sequential(*_energy_layers(model, config))
         self.config, self.device, self.mse = config, device, nn.MSELoss(reduction="sum")
-        le = config.learning
-        self.opt_e = torch.optim.Adam(self.e.parameters(), lr=le.prior_rate, betas=le.betas)
-        self.opt_g = torch.optim.Adam(self.g.parameters(), lr=le.generator_rate, betas=le.betas)
+        self.opt_e, self.opt_g = _two_optimisers(self.e, self.g, config)
 
     def start(self, n: int) -> Tensor:
         return torch.randn(n, self.config.nz, 1, 1, device=self.device)
@@ -82,6 +80,64 @@ class Listing:
         self.update(x, z_pos, z_neg)
 
 
+class TextListing(Listing):
+    """The same plain loop through the text generator: eager autograd, no dropout."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        model = LatentEBM(config).to(device)
+        self.text = model.text()
+        self.e = nn.Sequential(*_energy_layers(model, config))
+        self.config, self.device = config, device
+        self.opt_e, self.opt_g = _two_optimisers(self.e, self.text, config)
+
+    def start(self, n: int) -> Tensor:
+        return torch.randn(n, self.config.nz, device=self.device)
+
+    def posterior(self, z: Tensor, x: Tensor) -> Tensor:
+        c = self.config.chains.posterior
+        z = z.clone().detach().requires_grad_(True)
+        for a in [*c.first_steps, *[c.step_size] * c.steps][: c.steps]:
+            grad_g = torch.autograd.grad(-self.text.log_prob(x, z).sum(), z)[0]
+            grad_e = torch.autograd.grad(-self.e(z).sum(), z)[0]
+            z.data = z.data - 0.5 * a * a * (grad_g + grad_e + z.data) + a * c.noise * torch.randn_like(z).data
+        return z.detach()
+
+    def update(self, x: Tensor, z_pos: Tensor, z_neg: Tensor) -> None:
+        self.opt_g.zero_grad()
+        (-self.text.log_prob(x, z_pos).mean()).backward()
+        self.opt_g.step()
+        self.opt_e.zero_grad()
+        (self.e(z_neg).mean() - self.e(z_pos).mean()).backward()
+        self.opt_e.step()
+
+
+def _energy_layers(model: LatentEBM, config: Config) -> list[nn.Module]:
+    energy: list[nn.Module] = []
+    for layer in model.prior.linear():  # type: ignore[operator]
+        energy += [layer, nn.LeakyReLU(config.prior.leak)]
+    return energy[:-1]
+
+
+def _two_optimisers(e: nn.Module, g: nn.Module, config: Config) -> tuple[torch.optim.Adam, torch.optim.Adam]:
+    le = config.learning
+    return torch.optim.Adam(e.parameters(), lr=le.prior_rate, betas=le.betas), torch.optim.Adam(g.parameters(), lr=le.generator_rate, betas=le.betas)
+
+
+LISTINGS = {"image": Listing, "text": TextListing}
+WORDS = 24  # of a sentence here, </s> included: as PTB's
+
+
+def example(config: Config, n: int) -> Tensor:
+    """Rows of noise in the generator's form: pixels, or sentences of about WORDS words, padded as learning pads them."""
+    if isinstance(config.generator, TextSection):
+        x = torch.randint(UNKNOWN, config.generator.vocabulary, (n, min(width(WORDS + 8), config.generator.length + 1)), dtype=torch.int32)
+        last = torch.randint(min(WORDS - 8, x.shape[1] - 1), x.shape[1], (n, 1))
+        at = torch.arange(x.shape[1])
+        return x.masked_fill(at == last, END).masked_fill(at > last, PAD)
+    g = config.image
+    return torch.randint(0, 256, (n, g.channels, g.size, g.size), dtype=torch.uint8)
+
+
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
@@ -114,13 +170,13 @@ def _wait(device: torch.device) -> None:
 def flops(config: Config, rows: int) -> float:
     """Multiply-adds times two of one learning iteration: both chains, the encoder, all updates."""
     with torch.device("meta"):
-        generator = ImageGenerator(config.nz, config.image)
-    forward = generator.flops(1)
+        generator = GENERATORS[config.generator.kind](config.nz, config.generator)
+    forward = generator.flops(1) * (WORDS if config.generator.kind == "text" else 1)  # type: ignore[operator]
     p = config.prior
     energy = 0.0 if p.kind == "gaussian" else 2.0 * (config.nz * p.width + (p.depth - 1) * p.width**2 + p.width)
     k0, k1 = config.chains.prior.steps, config.chains.posterior.steps
     out = 2 * k0 * energy + k1 * (2 * forward + 2 * energy) + 3 * forward + 6 * energy
-    if config.draw.posterior != "langevin":
+    if config.draw.posterior != "langevin" and config.generator.kind == "image":
         with torch.device("meta"):
             out += 4 * ImageNet(config).flops(1)  # a proposal, and a lesson: forward, and twice that back
         if config.encoder.teach == "follow" or config.draw.posterior == "amortised":
@@ -183,7 +239,9 @@ def _graph(call: Callable[[], Any], rng: torch.Generator) -> Callable[[], Any]:
 
 
 def images_per_second(model: LatentEBM, device: torch.device) -> float:
-    """Samples by K0-step chains and one decoding, in large batches."""
+    """Samples by K0-step chains and one decoding, in large batches; of text, sentences sampled word by word."""
+    if isinstance(model.generator, TextGenerator):
+        return 500 / (milliseconds(lambda: model.sample_words(500), device, 0.5) / 1e3)
     if device.type == "cuda" and fast.plain_chains(model.config):
         from lebm.fast.sampling import FastSampler
 
@@ -195,10 +253,10 @@ def images_per_second(model: LatentEBM, device: torch.device) -> float:
 
 def measure(config: Config, device: torch.device, sweeps: bool) -> dict[str, Any]:
     """Every number of one preset."""
-    g, batch = config.image, config.training.batch
-    pixels = torch.randint(0, 256, (max(batch, *BATCHES), g.channels, g.size, g.size), dtype=torch.uint8).to(device)
+    batch = config.training.batch
+    pixels = example(config, max(batch, *BATCHES)).to(device)
     rows = pixels[:batch]
-    out: dict[str, Any] = {"batch": batch, **_listing(config, to_x(rows), device)}
+    out: dict[str, Any] = {"batch": batch, **_listing(config, as_floats(rows), device)}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     ours = Ours(config, rows, device)
@@ -223,7 +281,7 @@ def _listing(config: Config, x: Tensor, device: torch.device) -> dict[str, float
     """The listing at PyTorch's default precision, which is the base of every ratio, and with TF32 everywhere."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    listing = Listing(config, device)
+    listing = LISTINGS[config.generator.kind](config, device)
     z = listing.start(len(x))
     out = {
         "listing_ms": milliseconds(lambda: listing(x), device, 3.0),
@@ -273,7 +331,7 @@ def bench(presets: list[str], device_name: str, out: Path | None, sweeps: bool, 
         experiment=f"bench-{name}",
         metrics=metrics,
         protocol={
-            "listing": "the paper's listing, corrected, eager, PyTorch's default precision",
+            "listing": "the paper's listing, corrected, eager, PyTorch's default precision; for text the same loop through the LSTM",
             "ours": "the step of `lebm train` with its default engine",
             "time": "median of repeated calls after warm-up, device synchronised",
             "floor": "FLOPs of the iteration over the rate of a large matrix product measured in the same run (bf16 on CUDA, float32 on a CPU)",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lebm.config import Config
-from lebm.generators import ImageGenerator
+from lebm.generators import ImageGenerator, TextGenerator
 from lebm.generators.image import as_floats
 from lebm.learn import Step, float32_convolutions, learn_step
 from lebm.model import LatentEBM
@@ -32,9 +32,13 @@ def plain_chains(config: Config) -> bool:
 
 
 def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> Callable[[Tensor], Step]:
-    """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32."""
+    """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32.
+
+    Text is captured for every width of a batch, with the table of words x vocabulary in bf16 unless the config says float32.
+    """
     try:
         from lebm.fast.engine import Captured, FusedStep
+        from lebm.fast.text import Buckets
     except ImportError as e:
         raise Unavailable(f"Triton is not there ({e})") from None
     config = model.config
@@ -43,7 +47,13 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
         with float32_convolutions(config.precision):
             return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
 
+    def text(rows: Tensor) -> Step:
+        with model.text().working(torch.float32 if config.precision == "float32" else torch.bfloat16):
+            return reference(rows)
+
     try:
+        if isinstance(model.generator, TextGenerator):
+            return Buckets(text, model, optimizer, rng, example)
         if config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_chains(config):
             return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
         return Captured(reference, model, optimizer, rng, example)

@@ -199,7 +199,9 @@ class _Stream:
 class Captured:
     """Replays a captured `iterate`. Warming up would move the weights, so all state is put back before the first real step."""
 
-    def __init__(self, iterate: Iterate, model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> None:
+    def __init__(
+        self, iterate: Iterate, model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor, pool: Any = None
+    ) -> None:
         self.rows = example.clone()
         self.iterate = iterate  # its buffers live as long as the graph
         before = _snapshot(model, optimizer, rng)
@@ -212,7 +214,7 @@ class Captured:
         _put_back(before, model, optimizer, rng)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(rng)
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self.step = iterate(self.rows)
         _put_back(before, model, optimizer, rng)
 

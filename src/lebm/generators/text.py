@@ -51,6 +51,7 @@ class TextGenerator(nn.Module):
             nn.init.uniform_(p, -0.1, 0.1)
         self.vocabulary: Vocabulary | None = None
         self._masks: Masks | None = None
+        self._dtype: torch.dtype | None = None
 
     # --- the vocabulary ------------------------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class TextGenerator(nn.Module):
         x = x.long()
         read = F.pad(x[:, :-1], (1, 0), value=START)
         if masks is not None:
-            read = torch.where(masks.words, UNKNOWN, read)
+            read = read.masked_fill(masks.words, UNKNOWN)
         e = self.embed(read)
         if masks is not None:
             e = e * masks.inputs
@@ -132,7 +133,7 @@ class TextGenerator(nn.Module):
             at = x != PAD
             found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
             return torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
-        found = F.cross_entropy(self._logits(h).flatten(0, 1).float(), x.flatten() - END, ignore_index=PAD - END, reduction="none")
+        found = F.cross_entropy(self._logits(h).flatten(0, 1), x.flatten() - END, ignore_index=PAD - END, reduction="none")
         return -found.view(x.shape).sum(1)
 
     def _first(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,14 +144,24 @@ class TextGenerator(nn.Module):
         """The LSTM over embeddings (n, T, embedding). Always in the mode of training: cuDNN has no gradients in the other."""
         inputs = torch.cat([e, z.to(e.dtype).unsqueeze(1).expand(-1, e.shape[1], -1)], -1)
         weights = cast(list[Tensor], self.lstm._flat_weights)
-        if inputs.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            self.lstm.flatten_parameters()
         h, a, b = torch.lstm(inputs, state, weights, True, 1, 0.0, True, False, True)
         return h, (a, b)
 
     def _logits(self, h: Tensor) -> Tensor:
         """Of </s> and the words after it: <pad> and <s> never come."""
-        return F.linear(h, self.out.weight[END : self.size], self.out.bias[END : self.size])
+        weight, bias = self.out.weight[END : self.size], self.out.bias[END : self.size]
+        if self._dtype is None:
+            return F.linear(h, weight, bias)
+        return F.linear(h.to(self._dtype), weight.to(self._dtype), bias.to(self._dtype)).to(h.dtype)
+
+    @contextmanager
+    def working(self, dtype: torch.dtype) -> Iterator[None]:
+        """Inside, logits are computed in another precision than the weights': they are most of the arithmetic."""
+        self._dtype = dtype
+        try:
+            yield
+        finally:
+            self._dtype = None
 
     @contextmanager
     def held(self, x: Tensor, rng: torch.Generator) -> Iterator[None]:
@@ -195,7 +206,7 @@ class TextGenerator(nn.Module):
     def _next(self, word: Tensor, z: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Logits of what comes after `word`, </s> first."""
         h, state = self._run(self.embed(word).unsqueeze(1), z, state)
-        return self._logits(h.squeeze(1)).float(), state
+        return self._logits(h.squeeze(1)), state
 
     def _beam(self, z: Tensor, width: int) -> Tensor:
         """The likeliest finished sentence among `width` kept at every length."""

@@ -1,0 +1,127 @@
+"""The text engine: graphs a width, the same numbers as the reference. What needs a GPU is skipped without one."""
+
+import copy
+
+import pytest
+import torch
+
+from lebm import bench, fast, train
+from lebm.config import resolve
+from lebm.data import load
+from lebm.learn import learn_step, make_optimizer
+from lebm.model import LatentEBM
+from lebm.rng import stream
+from lebm.words import END, PAD, lengths
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SMALL = ["generator.dropout=0.2", "chains.prior.steps=5", "chains.posterior.steps=4", "training.batch=16"]
+
+
+def made(*settings, device="cpu"):
+    config = resolve("text-demo", [*SMALL, *settings])
+    splits, model = load(config), LatentEBM(config)
+    model.generator.take(splits.facts)
+    return config, model.to(device), splits.train.to(device)
+
+
+class Plain:
+    """Stands for a captured graph: runs the iteration itself."""
+
+    def __init__(self, iterate, model, optimizer, rng, example, pool):
+        if example.shape[1] == 12:
+            raise RuntimeError("out of memory\nmore")
+        self.iterate, self.shape = iterate, example.shape
+
+    def __call__(self, rows):
+        assert rows.shape == self.shape
+        return self.iterate(rows)
+
+
+def test_a_graph_a_width_and_none_where_none_fits(monkeypatch):
+    from lebm.fast import text as fast_text  # here, not above: test_fast.py has Triton interpret, which must be said before its first import
+
+    monkeypatch.setattr(fast_text, "Captured", Plain)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    config, model, rows = made()
+    optimizer, rng = make_optimizer(model, config.learning), torch.Generator().manual_seed(1)
+    engine = fast.make_engine(model, optimizer, rng, rows[:8, :16])
+    assert list(engine.graphs) == [(8, 16)]
+    for width in (16, 20, 16):
+        assert torch.isfinite(engine(rows[:8, :width]).log_px)
+    assert list(engine.graphs) == [(8, 16), (8, 20)]
+    with pytest.warns(UserWarning, match="batches of 12 words are learned without a graph"):
+        engine(rows[:8, :12])
+    engine(rows[:8, :12])  # said once
+    assert model.text()._dtype is None
+
+
+def test_logits_in_bfloat16_are_near():
+    _, model, rows = made()
+    g, z = model.text(), torch.randn(8, 16, generator=torch.Generator().manual_seed(2))
+    exact, score = g.log_prob(rows[:8], z), g.score(rows[:8], z)
+    with g.working(torch.bfloat16):
+        near, near_score = g.log_prob(rows[:8], z), g.score(rows[:8], z)
+    torch.testing.assert_close(near, exact, rtol=5e-3, atol=0.05)
+    assert float(torch.cosine_similarity(near_score.flatten(), score.flatten(), 0)) > 0.99
+    assert torch.equal(g.log_prob(rows[:8], z), exact)
+
+
+def test_schedules_within_a_chain_are_not_for_the_fused_image_kernels():
+    assert fast.plain_chains(resolve("svhn"))
+    assert not fast.plain_chains(resolve("svhn", ["chains.posterior.first_steps=[0.2]"]))
+    assert not fast.plain_chains(resolve("svhn", ["chains.prior.noise=0.5"]))
+
+
+# --- the bench ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_bench_has_sentences():
+    x = bench.example(resolve("ptb"), 50)
+    assert x.shape == (50, 32) and bool(((x == END).sum(1) == 1).all()) and 16 <= int(lengths(x).min()) <= int(lengths(x).max()) <= 32
+    assert bool((x.masked_fill(x == PAD, END) >= END).all())
+
+
+def test_the_plain_loop_follows_the_reference_without_noise(monkeypatch):
+    config, model, rows = made("chains.posterior.first_steps=[0.5, 0.3]", "generator.dropout=0")
+    listing = bench.TextListing(config, torch.device("cpu"))
+    listing.text.take(model.text().facts())
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    z = torch.randn(6, 16, generator=torch.Generator().manual_seed(2))
+    expected = z
+    for s in (0.5, 0.3, 0.05, 0.05):
+        expected = expected + 0.5 * s * s * model.posterior_score(rows[:6], expected).detach()
+    torch.testing.assert_close(listing.posterior(z, rows[:6]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operations_of_text_by_hand():
+    config = resolve("text-demo", ["chains.prior.steps=2", "chains.posterior.steps=3"])
+    word = 2 * (4 * 64 * (32 + 16 + 64) + 64 * 200)
+    energy = 2 * (16 * 100 + 100 * 100 + 100)
+    assert bench.flops(config, 1) == 2 * 2 * energy + 3 * (2 * 24 * word + 2 * energy) + 3 * 24 * word + 6 * energy
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------------------
+
+
+@gpu
+def test_captured_steps_follow_the_eager_reference_in_float32():
+    config = resolve("text-demo", [*SMALL, "precision=float32", "training.steps=12"])
+    quick, eager = train(config, device="cuda"), train(resolve(config, ["engine=reference"]), device="cuda")
+    for (name, p), q in zip(quick.named_parameters(), eager.parameters(), strict=True):
+        assert float((p - q).norm() / q.norm()) < 1e-2, name
+
+
+@gpu
+def test_a_captured_step_in_bf16_sees_what_the_reference_sees():
+    config, model, rows = made(device="cuda")
+    reference, x = copy.deepcopy(model), rows[:16, :16].contiguous()
+    optimizer, rng = make_optimizer(model, config.learning, capturable=True), stream(1, "chain", "cuda")
+    engine = fast.make_engine(model, optimizer, rng, x)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(p, q)  # warming up has moved nothing
+    seen = engine(x)
+    other = learn_step(reference, x, make_optimizer(reference, config.learning), config.chains, config.learning, stream(1, "chain", "cuda"))
+    assert float(seen.log_px) == pytest.approx(float(other.log_px), rel=0.02)
+    torch.testing.assert_close(seen.z_pos, other.z_pos, rtol=0.1, atol=0.1)
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.isfinite(p).all() and float((p - q).abs().max()) < 0.02, name
