@@ -1,8 +1,10 @@
 """The commands on a text model: sentences in, sentences out."""
 
 import csv
+import shutil
 import sys
 
+import numpy as np
 import pytest
 
 import lebm
@@ -108,3 +110,24 @@ def test_images_want_a_file(call, tmp_path):
 def test_the_tables_know_text(call):
     assert "LSTM" in call("presets").out.replace("\n", " ")
     assert "text-demo: found" in call("data").out
+
+
+def test_chains_are_shown_as_sentences(run, call, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    said = call("chains", folder, "--steps", 6, "--every", 3, "--rows", 2).out.splitlines()
+    assert [line for line in said if not line.startswith("    ")] == ["step 0", "step 3", "step 6"] and len(said) == 9
+    with np.load(folder / "chains.npz") as kept:
+        assert kept["z"].shape == (3, 2, 3) and kept["energy"].shape == (7, 200)
+    page = (folder / "report.html").read_text()
+    assert "From noise to samples" in page and "chain 2" in page
+    assert "is a model of text; Fréchet distances are for images" in call("chains", folder, "--steps", 6, "--samples", 10, code=2).err
+
+
+def test_diagnose_and_report(run, call, tmp_path, rough_log_z):
+    folder = shutil.copytree(run, tmp_path / "run")
+    said = call("diagnose", folder).out
+    assert said.split(":")[0] in ("steady", "drifting", "frozen", "oversaturated") and "pixel" not in said
+    said = call("report", folder)
+    assert "neighbours" in said.err and "for images" in said.err
+    page = (folder / "report.html").read_text()
+    assert "Paths between sentences" in page and "Diagnostics" in page

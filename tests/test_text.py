@@ -17,6 +17,7 @@ from lebm.data.batches import width
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators.text import TextGenerator, choose
 from lebm.learn import held, learn_step, make_optimizer
+from lebm.methods.encoder import TextNet
 from lebm.model import LatentEBM
 from lebm.words import END, OWN, PAD, START, UNKNOWN, Vocabulary, checked, from_sentences, lengths
 
@@ -389,3 +390,33 @@ def test_other_kinds_are_asked_in_a_sentence():
         resolve("digits", ["chains.prior.first_steps=[0.1, 0]"])
     with pytest.raises(ConfigError, match="noise is 2.0"):
         resolve("digits", ["chains.prior.noise=2"])
+
+
+# --- an encoder -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_encoder_reads_words_from_both_ends_and_no_padding():
+    net = TextNet(tiny("generator.vocabulary=9", "encoder.width=5")).double()
+    with torch.no_grad():
+        net.head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    whole = net(X)
+    assert whole.shape == (4, 6)
+    torch.testing.assert_close(net(torch.nn.functional.pad(X, (0, 4))), whole)
+    torch.testing.assert_close(net(X[1:2, :2]), whole[1:2])
+    for place in range(3):  # every word counts
+        x = X[:1].clone()
+        x[0, place] = 7
+        assert not torch.allclose(net(x), whole[:1])
+    there, back = net.there(net.embed(X[:1, :4]))[0][0, -1], net.back(net.embed(X[:1, :4].flip(1)))[0][0, -1]
+    torch.testing.assert_close(net.head(torch.cat([there, back])), whole[0])
+
+
+@pytest.mark.parametrize("way", ["warm", "amortised"])
+def test_a_text_run_with_an_encoder(way, tmp_path):
+    model = lebm.train(
+        tiny(f"draw.posterior={way}", "encoder.width=5", "draw.prior=persistent", "draw.chains=16"), run=tmp_path / "run", device="cpu"
+    )
+    assert model.infer(["the captain", "a letter"]).shape == (2, 3)
+    assert model.infer(["the captain"], by="langevin", steps=2).shape == (1, 3)
+    again = lebm.load(tmp_path / "run")
+    torch.testing.assert_close(again.infer(["the captain"]), model.infer(["the captain"]))

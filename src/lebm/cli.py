@@ -371,10 +371,13 @@ def chains(
         _check_target("--result", result, ".json")
     subject = analysis.Subject(run, device.value, data_dir, console)
     with fitting_threads(subject.model):
-        subject.keep("chains", chain_pictures.draw(subject, steps, every, rows, seed))
-        for name in ("figures/chains.png", "figures/chains.webp", "chains.npz"):
+        found = chain_pictures.draw(subject, steps, every, rows, seed)
+        subject.keep("chains", found)
+        for k, lines in zip(found["steps"], found.get("sentences", []), strict=False):
+            print(f"step {k}\n" + "\n".join(f"    {line}" for line in lines))
+        for name in ("figures/chains.png", *(() if "sentences" in found else ("figures/chains.webp",)), "chains.npz"):
             say(f"{run / name}")
-        if samples if samples is not None else steps >= 1000:
+        if samples if samples is not None else steps >= 1000 and "sentences" not in found:
             summary = longrun.measure(subject, steps, samples or 10_000, metric, seed)
             subject.keep("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
             if result is not None:
@@ -485,6 +488,7 @@ def explore(
 ) -> None:
     """A page on this machine to play with the model: chains, directions in z, your own pictures. Ctrl-C ends it."""
     subject = analysis.Subject(run, device.value, data_dir)
+    subject.refuse_text("these pages")
     say("looking for the strongest directions in z ...")
     with fitting_threads(subject.model), Server(Lab(subject), port) as server, stop_on_signals() as stop:
         threading.Thread(target=server.serve_forever, daemon=True).start()

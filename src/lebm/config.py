@@ -56,7 +56,7 @@ class Draw:
 class Encoder:
     """q_phi(z|x), where draw.posterior is amortised or warm."""
 
-    width: int = 64  # channels of an image encoder's first map, as generator.ngf; units a layer of a flat one
+    width: int = 64  # channels of an image encoder's first map, as generator.ngf; units of a text encoder, or a layer of a flat one
     depth: int = 2  # hidden layers of a flat one; 0: linear
     teach: Literal["imitate", "follow"] = "imitate"  # under warm: towards the refined z, or along the score at its own (amortised always)
 

@@ -18,6 +18,7 @@ from lebm.analysis import chains, diagnostics, paths
 from lebm.data import Splits, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, DataError
+from lebm.generators import TextGenerator
 from lebm.log import progress_bar
 from lebm.model import LatentEBM, load
 from lebm.training import fitting_threads, pick_device, refuse_handed_in
@@ -33,11 +34,15 @@ class Subject:
         if self.run.is_file():
             raise CheckpointError(f"{self.run} is a file; give the run folder, where what is found is also written")
         self.model: LatentEBM = load(self.run, pick_device(device))
-        if not hasattr(self.model.generator, "shape"):
+        if not hasattr(self.model.generator, "shape") and not isinstance(self.model.generator, TextGenerator):
             raise DataError(f"{self.run} has a generator that makes no images; these pictures are of images")
         self.console, self.data_dir = console, data_dir
         self._splits: Splits | None = None
         self.step = checkpoint.load_tensors(self.run / "model.safetensors")[1].get("step")
+
+    def refuse_text(self, what: str) -> None:
+        if isinstance(self.model.generator, TextGenerator):
+            raise DataError(f"{self.run} is a model of text; {what} are for images")
 
     def bar(self, what: str) -> Any:
         return progress_bar(self.console, what)

@@ -13,6 +13,7 @@ from torch import Tensor
 from lebm import checkpoint, figures
 from lebm.config import Chain
 from lebm.errors import ConfigError
+from lebm.generators import TextGenerator
 from lebm.generators.image import to_pixels
 from lebm.model import CHUNK, LatentEBM
 from lebm.rng import stream
@@ -44,6 +45,16 @@ def walk(
     model: LatentEBM, steps: int = STEPS, every: int = EVERY, rows: int = ROWS, seed: int = 0, step_size: float | None = None, progress: Any = None
 ) -> Walk:
     """Run chains for `steps`, look at the first `rows` of them `every` so many steps. More rows or steps leave those shown as they are."""
+    kept, z, energy = visit(model, steps, every, rows, seed, step_size, progress)
+    pixels = to_pixels(model.decode(z.flatten(0, 1)).cpu())
+    return Walk(kept, z.cpu(), pixels.view(*z.shape[:2], *pixels.shape[1:]), energy)
+
+
+@torch.no_grad()
+def visit(
+    model: LatentEBM, steps: int, every: int, rows: int, seed: int = 0, step_size: float | None = None, progress: Any = None
+) -> tuple[list[int], Tensor, np.ndarray]:
+    """The steps at which chains were looked at, z of the first `rows` there (frames, rows, nz), and -f of all after every step."""
     if steps < 1 or every < 1 or not 1 <= rows <= WATCHED:
         raise ConfigError(f"{rows} chains of {steps} steps, shown every {every}: steps and every are at least 1, rows 1 to {WATCHED}")
     rng = stream(seed, "chains", model.device)
@@ -62,14 +73,14 @@ def walk(
             progress(k, steps)
 
     langevin(model.prior.score, model.prior.draw_base(CHUNK, rng)[:WATCHED], chain, rng, watch=watch)
-    z = torch.stack(seen)
-    pixels = to_pixels(model.decode(z.flatten(0, 1)).cpu())
-    return Walk(kept, z.cpu(), pixels.view(*z.shape[:2], *pixels.shape[1:]), torch.stack(energy).cpu().double().numpy())
+    return kept, torch.stack(seen), torch.stack(energy).cpu().double().numpy()
 
 
 def draw(subject: Subject, steps: int = STEPS, every: int | None = None, rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
     """Figure, animation and data of a walk, written into the run folder; returns what the report needs."""
     every = every or max(1, steps // 10)
+    if isinstance(subject.model.generator, TextGenerator):
+        return _say(subject, steps, every, rows, seed)
     with subject.bar("walking") as update:
         w = walk(subject.model, steps, every, rows, seed, progress=update)
     folder, k0 = subject.run / "figures", subject.model.config.chains.prior.steps
@@ -86,6 +97,28 @@ def draw(subject: Subject, steps: int = STEPS, every: int | None = None, rows: i
         "step_size": subject.model.config.chains.prior.step_size,
         "profile": profile(w.energy),
         "shown": [[round(float(e), 4) for e in w.energy[k, :rows]] for k in w.steps],
+    }
+
+
+def _say(subject: Subject, steps: int, every: int, rows: int, seed: int) -> dict[str, Any]:
+    """The same for text: the likeliest words at every z that was looked at, data, and the energy as a figure."""
+    model = subject.model
+    with subject.bar("walking") as update:
+        kept, z, energy = visit(model, steps, every, rows, seed, progress=update)
+    text = model.text().to_text(model.decode(z.flatten(0, 1)))
+    k0 = model.config.chains.prior.steps
+    figures.save(figures.energy_profile(energy, trained=k0), subject.run / "figures" / "chains.png")
+    arrays: dict[str, Any] = {"steps": np.array(kept), "z": z.cpu().numpy(), "energy": energy.astype(np.float32)}
+    checkpoint.write_with(subject.run / "chains.npz", lambda temporary: np.savez_compressed(temporary, **arrays))
+    return {
+        "seed": seed,
+        "steps": kept,
+        "rows": rows,
+        "trained": k0,
+        "step_size": model.config.chains.prior.step_size,
+        "profile": profile(energy),
+        "shown": [[round(float(e), 4) for e in energy[k, :rows]] for k in kept],
+        "sentences": [text[i : i + rows] for i in range(0, len(text), rows)],
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lebm.analysis.chains import WATCHED, profile
+from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats
 from lebm.likelihood import log_z
 from lebm.metrics.chains import autocorrelation, effective_sample_size, split_rhat
@@ -40,14 +41,16 @@ class Signs:
     beyond: float  # mean energy of the last quarter minus that at K0, over the same spread
     settled: int  # the step from which the mean energy stays near that of the last quarter
     steps: tuple[int, int]  # K0, and how far the chains were followed
-    saturation: tuple[float, float]  # share of decoded values beyond 0.98 in size, at K0 and at the end
+    saturation: tuple[float, float] | None  # share of decoded values beyond 0.98 in size, at K0 and at the end; text has none
     size: tuple[float, float]  # mean z^2 at K0 and at the end
-    variety: tuple[float, float]  # standard deviation of a decoded value over chains, at K0 and at the end
+    variety: tuple[float, float]  # standard deviation of a decoded value over chains, at K0 and at the end; of text, share of different sentences
 
 
 def verdict(signs: Signs) -> tuple[str, str]:
     """One word, and the sentence with the numbers behind it."""
-    (s0, s1), (z0, z1) = signs.saturation, signs.size
+    (s0, s1), (z0, z1) = signs.saturation or (0.0, 0.0), signs.size
+    limits = f"the share of pixels at full black or white goes from {s0:.1%} to {s1:.1%}, " if signs.saturation else ""
+    spread = "the spread of a pixel over samples" if signs.saturation else "the share of different sentences"
     if not np.isfinite([signs.drift, s1, z1]).all():
         return "drifting", "The chains leave the region of finite numbers: the prior has no ground. Lower learning.prior_rate and learn again."
     if signs.moved < FROZEN:
@@ -56,10 +59,7 @@ def verdict(signs: Signs) -> tuple[str, str]:
             "Raise chains.prior.step_size or chains.prior.steps."
         )
     if s1 - s0 > SATURATED or z1 > RUNAWAY * z0:
-        return "oversaturated", (
-            f"Far beyond K0 the share of pixels at full black or white goes from {s0:.1%} to {s1:.1%} and the mean z² from {z0:.2f} to {z1:.2f}: "
-            "samples are good only near the K0 of training."
-        )
+        return "oversaturated", (f"Far beyond K0 {limits}the mean z² from {z0:.2f} to {z1:.2f}: samples are good only near the K0 of training.")
     if abs(signs.drift) > DRIFT:
         way = "fall" if signs.drift < 0 else "rise"
         return "drifting", (
@@ -71,12 +71,12 @@ def verdict(signs: Signs) -> tuple[str, str]:
         return "drifting", (
             f"The mean energy goes on to {'fall' if signs.beyond < 0 else 'rise'} after K0 = {k0} steps, by {abs(signs.beyond):.1f} standard deviations "
             f"between chains, and settles near step {signs.settled}: samples at K0 are those of a short run, not of the prior itself. From K0 to step "
-            f"{end} the spread of a pixel over samples goes from {signs.variety[0]:.2f} to {signs.variety[1]:.2f}, the mean z² from {z0:.2f} to {z1:.2f}."
+            f"{end} {spread} goes from {signs.variety[0]:.2f} to {signs.variety[1]:.2f}, the mean z² from {z0:.2f} to {z1:.2f}."
         )
     return "steady", (
         f"From K0 = {k0} to the end at step {end} the mean energy changes by {abs(signs.beyond):.2f} standard deviations between chains (steady is below {BEYOND:g}), "
         f"between the last two quarters by {abs(signs.drift):.2f}; "
-        f"the share of pixels at full black or white goes from {s0:.1%} to {s1:.1%}, the mean z² from {z0:.2f} to {z1:.2f}: "
+        f"{limits}the mean z² from {z0:.2f} to {z1:.2f}: "
         "walking on changes nothing."
     )
 
@@ -147,13 +147,17 @@ def signs(model: LatentEBM, energy: np.ndarray, states: list[Tensor], k0: int) -
     drift, beyond = float((last - before).mean()) / spread, float(last.mean() - mean[k0]) / spread
     away = np.flatnonzero(np.abs(mean - last.mean()) > DRIFT * spread)
     decoded = [model.decode(z[:WATCHED]) for z in (short, far)]
-    saturation = [float((x.abs() > 0.98).float().mean()) for x in decoded]
-    variety = [float(x.std(0).mean()) for x in decoded]
+    if isinstance(model.generator, TextGenerator):
+        saturation, variety = None, [len(x.unique(dim=0)) / len(x) for x in decoded]
+    else:
+        saturation = [float((x.abs() > 0.98).float().mean()) for x in decoded]
+        variety = [float(x.std(0).mean()) for x in decoded]
     sizes = [float(z.square().mean()) for z in (short, far)]
     moved = float((short - start).square().mean().sqrt()) if k0 else float((far - start).square().mean().sqrt())
     settled = int(away[-1]) + 1 if len(away) else 0
     pair = lambda values: (values[0], values[1])  # noqa: E731
-    return Signs(moved, drift, beyond, settled, (k0, len(energy) - 1), pair(saturation), pair(sizes), pair(variety))
+    limits = None if saturation is None else pair(saturation)
+    return Signs(moved, drift, beyond, settled, (k0, len(energy) - 1), limits, pair(sizes), pair(variety))
 
 
 def histograms(f: dict[str, np.ndarray], bins: int = 40) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def measure(
     subject: Subject, steps: int = LONG, samples: int = 10_000, metric: str | None = None, seed: int = 0, features: Features | None = None
 ) -> dict[str, Any]:
     """The Fréchet distance to the training images after K0 steps and after `steps`, from as many samples, as a result."""
+    subject.refuse_text("Fréchet distances")
     started, model = time.monotonic(), subject.model
     metric = metric or default_metric(subject)
     if metric not in ("fid", "frechet"):

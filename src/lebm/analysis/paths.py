@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lebm import figures
 from lebm.errors import DataError
+from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
 from lebm.model import LatentEBM
 
@@ -64,6 +65,7 @@ def nearest(x: Tensor, images: Tensor, k: int = NEAREST, progress: Any = None) -
 
 def find_neighbours(subject: Subject, count: int = COUNT, seed: int = 0) -> dict[str, Any]:
     """Samples beside their nearest training images, drawn; are they nearer than images the model never saw?"""
+    subject.refuse_text("nearest neighbours by pixels")
     model, train = subject.model, subject.splits.train[: subject.model.config.data.limit]
     with subject.bar("sampling") as update:
         samples = model.sample(max(count, COMPARED), seed, progress=update)
@@ -100,10 +102,13 @@ def draw_interpolation(subject: Subject, rows: int = 6, n: int = 11, seed: int =
     test = as_floats(subject.splits.test[: 2 * rows])
     a, b = test[0::2][: len(test) // 2], test[1::2]
     if not len(a):
-        raise DataError("there are fewer than two test images to walk between")
+        raise DataError("there are fewer than two test rows to walk between")
     with subject.bar("inferring") as update:
         update(0, 1)
         _, x = interpolate(subject.model, a, b, n, seed)
+    if isinstance(subject.model.generator, TextGenerator):
+        say = subject.model.generator.to_text
+        return {"seed": seed, "rows": len(a), "points": n, "ends": [*zip(say(a), say(b), strict=True)], "paths": [say(path) for path in x]}
     figures.save(path_sheet(a, b, x), subject.run / "figures" / "interpolation.png")
     return {"seed": seed, "rows": len(a), "points": n}
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lebm.config import Config, hidden_layers
+from lebm.config import Config, TextGenerator, hidden_layers
 from lebm.errors import ConfigError
 from lebm.generators.image import default_widths
 from lebm.prior import log_normal
+from lebm.words import lengths
 
 LOWEST, HIGHEST = -7.0, 3.0  # of log std: keeps the likelihood of a refined z finite
 
@@ -80,6 +82,30 @@ class ImageNet(nn.Module):
         return rows * total
 
 
+class TextNet(nn.Module):
+    """Two GRUs over the words of a sentence, one from either end; their last states give the 2 nz numbers."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        g, width = config.generator, config.encoder.width
+        assert isinstance(g, TextGenerator)
+        self.embed = nn.Embedding(g.vocabulary, g.embedding)
+        self.there, self.back = (nn.GRU(g.embedding, width, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(2 * width, 2 * config.nz)
+        _quiet(self.head, config.nz)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        last = lengths(x).clamp_min(1).sub(1).unsqueeze(1)
+        turned = x.gather(1, (last - torch.arange(x.shape[1], device=x.device)).clamp_min(0))  # what follows the turned words is never looked at
+        ends = [self._end(net, words, last) for net, words in ((self.there, x), (self.back, turned))]
+        return self.head(torch.cat(ends, -1))
+
+    def _end(self, net: nn.GRU, words: Tensor, last: Tensor) -> Tensor:
+        h = net(self.embed(words))[0]
+        return h.gather(1, last.unsqueeze(2).expand(-1, 1, h.shape[2])).squeeze(1)
+
+
 class FlatNet(nn.Module):
     """The same for x of any shape, by an MLP on its flattened values; depth 0 is linear."""
 
@@ -103,8 +129,8 @@ def _quiet(head: Any, nz: int) -> None:
     nn.init.zeros_(head.bias)
 
 
-# generator.kind -> network; a text generator's goes here. A table's is the MLP that its shape asks for
-ENCODERS = {"image": ImageNet}
+# generator.kind -> network. A table's is the MLP that its shape asks for
+ENCODERS: dict[str, Callable[[Config], nn.Module]] = {"image": ImageNet, "text": TextNet}
 
 
 def make_encoder(config: Config, generator: nn.Module, own: bool) -> GaussianEncoder:

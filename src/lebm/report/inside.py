@@ -17,6 +17,8 @@ GOOD = {"steady": "good"}
 def chains(folder: Folder) -> str:
     """A strip of images over a slider: one sheet of frames, of which a window shows one row."""
     found, sheet = folder.part("chains"), folder.picture("chains-frames")
+    if found and "sentences" in found:
+        return said(folder, found)
     if not found or not sheet:
         return energy(folder)
     steps, rows, (h, w) = [int(k) for k in found["steps"]], int(found["rows"]), map(int, found["tile"])  # numbers, whatever the file holds
@@ -32,6 +34,21 @@ def chains(folder: Folder) -> str:
 (step size {text(found["step_size"])}). Under each image stands its energy −f(z). Drag the slider, or use the arrow keys.</p>"""
     chart = profile_chart("Energy along the chains", found["profile"], found["trained"], "chains")
     return section("chains", "From noise to samples", f'{words}{player}<div class="beside">{chart}<div>{reading(folder)}</div></div>')
+
+
+def said(folder: Folder, found: Mapping[str, Any]) -> str:
+    """Chains of a text model: what is said at z, a row a step, for the first few."""
+    shown = min(3, int(found["rows"]))
+    head = "".join(f'<th scope="col">chain {i + 1}</th>' for i in range(shown))
+    rows = "".join(
+        f'<tr><th scope="row">step {int(k):,}</th>{"".join(f"<td>{text(s)}</td>" for s in line[:shown])}</tr>'
+        for k, line in zip(found["steps"], found["sentences"], strict=True)
+    )
+    words = f"""<p>Chains start as noise from N(0, I), at step 0, and walk towards what the learned prior holds probable
+(step size {text(found["step_size"])}). Each cell is the likeliest words at z.</p>"""
+    table = f'<div class="card"><table><thead><tr><th scope="col">Langevin</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    chart = profile_chart("Energy along the chains", found["profile"], found["trained"], "chains")
+    return section("chains", "From noise to samples", f'{words}{table}<div class="beside">{chart}<div>{reading(folder)}</div></div>')
 
 
 def energy(folder: Folder) -> str:
@@ -128,6 +145,11 @@ The median distance to the nearest training image is {text(found["median_sample"
 
 def interpolation(folder: Folder) -> str:
     sheet = folder.picture("interpolation")
+    paths = folder.part("interpolation").get("paths")
+    if paths:
+        lists = "".join(f'<div class="card"><ol>{"".join(f"<li>{text(s)}</li>" for s in path)}</ol></div>' for path in paths)
+        words = "<p>The likeliest words at points on the arc from the z of one test sentence to that of another.</p>"
+        return section("interpolation", "Paths between sentences", f'{words}<div class="duo">{lists}</div>')
     if not sheet or not folder.part("interpolation"):
         return ""
     words = "<p>Outermost: two test images. Between them what the generator makes of points on the arc from one's z to the other's.</p>"
