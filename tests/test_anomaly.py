@@ -1,4 +1,4 @@
-"""Scores of a model, their calibration, and the paper's experiment on the embedded digits."""
+"""Scores of a model, the density of normal rows, and the paper's experiment on the embedded digits."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import torch
 import lebm
 from lebm.anomaly import SCORES, Scorer
 from lebm.anomaly import mnist as protocol
-from lebm.anomaly.density import TAIL, Tails
+from lebm.anomaly.density import Mixture
 from lebm.anomaly.figure import draw
 from lebm.config import resolve
 from lebm.data import load
@@ -78,47 +78,42 @@ def test_chains_average_over_draws(models):
 def test_an_unknown_score_and_a_missing_calibration(models):
     with pytest.raises(DataError, match="no score is called 'odd'.*joint"):
         Scorer(models["langevin"], "odd")
-    with pytest.raises(DataError, match="calibrated on normal rows"):
+    with pytest.raises(DataError, match="fitted to normal rows"):
         Scorer(models["langevin"], "combined")(load(resolve("digits")).test[:5])
 
 
-# --- calibration ------------------------------------------------------------------------------------------------------
+# --- the density of normal rows ---------------------------------------------------------------------------------------
 
 
-def test_tails_rank_and_then_go_on():
-    values = torch.linspace(0, 1, 1001)[:, None]
-    tails = Tails(values)
-    at = tails(torch.tensor([[0.0], [0.5], [0.9], [1.0], [2.0], [3.0]]))
-    assert (
-        float(at[0]) == pytest.approx(0, abs=0.01)
-        and float(at[1]) == pytest.approx(math.log(2), abs=0.01)
-        and float(at[2]) == pytest.approx(math.log(10), abs=0.02)
-    )
-    assert bool((at.diff() > 0).all())
-    scale = TAIL / 2  # the mean excess of a uniform tail
-    assert float(at[5] - at[4]) == pytest.approx(1 / scale, rel=0.02)
+def test_a_mixture_s_density_is_exact():
+    """Two Gaussians of our own: its log_prob is theirs, up to the ridge and what 4,000 rows leave uncertain; and it integrates to one."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(np.concatenate([rng.normal([0, 0], [1, 2], (2000, 2)), rng.normal([9, 5], [0.5, 0.5], (2000, 2))]))
+    m = Mixture.fit(x, components=2)
+    normal = torch.distributions.Normal
+    each = [normal(torch.tensor(a), torch.tensor(b)).log_prob(x.float()).sum(1) for a, b in (([0.0, 0.0], [1.0, 2.0]), ([9.0, 5.0], [0.5, 0.5]))]
+    want = torch.stack(each).logsumexp(0) - math.log(2)
+    assert float((m.log_prob(x) - want).abs().mean()) < 0.06
+    side = torch.linspace(-15, 20, 400, dtype=torch.float64)
+    grid = torch.cartesian_prod(side, side)
+    assert float(m.log_prob(grid).exp().sum()) * (35 / 399) ** 2 == pytest.approx(1, abs=1e-3)
 
 
-def test_tails_of_exponential_values_are_exact_surprises():
-    """For an exponential statistic -log P(as much) is the value itself, in the ranked part and beyond."""
-    u = (torch.arange(20000) + 0.5) / 20000
-    tails = Tails(-(1 - u).log()[:, None])
-    v = torch.tensor([[0.1], [1.0], [2.0], [5.0], [20.0]])
-    torch.testing.assert_close(tails(v), v[:, 0].double(), rtol=0.01, atol=0.01)
+def test_fitting_raises_the_likelihood_and_is_deterministic():
+    x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)).double()
+    x[:, 2] = x[:, 0].square() + 0.1 * x[:, 2]
+    one, many, again = Mixture.fit(x, components=1), Mixture.fit(x, seed=1, components=20), Mixture.fit(x, seed=1, components=20)
+    assert float(many.log_prob(x).mean()) > float(one.log_prob(x).mean()) + 0.5
+    assert torch.equal(many.log_prob(x), again.log_prob(x))
+    wide = x * torch.tensor([1.0, 10.0, 100.0])
+    torch.testing.assert_close(Mixture.fit(wide, components=1).log_prob(wide) + math.log(1000), one.log_prob(x))
 
 
-def test_statistics_add_up_whatever_their_scale():
-    x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
-    v = torch.randn(20, 2, generator=torch.Generator().manual_seed(1))
-    both = Tails(x)(v)
-    torch.testing.assert_close(both, Tails(x[:, :1])(v[:, :1]) + Tails(x[:, 1:])(v[:, 1:]))
-    torch.testing.assert_close(both, Tails(x * torch.tensor([1.0, 1e6]) + 5)(v * torch.tensor([1.0, 1e6]) + 5), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("values", [torch.zeros(1, 1), torch.zeros(50, 1), torch.ones(2, 2)])
-def test_degenerate_calibrations_stay_finite(values):
-    scores = Tails(values)(torch.tensor([[-1.0], [0.0], [10.0]]).expand(3, values.shape[1]))
-    assert bool(torch.isfinite(scores).all()) and scores[2] > scores[0]
+@pytest.mark.parametrize("x", [torch.zeros(1, 2), torch.ones(50, 2), torch.randn(5, 8)])
+def test_degenerate_rows_stay_finite(x):
+    m = Mixture.fit(x)
+    assert bool(torch.isfinite(m.log_prob(torch.cat([x, x + 100]))).all())
+    assert float(m.log_prob(x).min()) > float(m.log_prob(x + 100).max())
 
 
 # --- the split --------------------------------------------------------------------------------------------------------
@@ -244,7 +239,7 @@ def test_the_presets(name):
     c = resolve(name)
     assert c.data.name == "mnist" and c.data.held_out is None and c.anomaly.epochs == 10
     assert c.draw.posterior == ("langevin" if name.endswith("paper") else "amortised")
-    assert c.data.limit is None or c.data.limit < 0.8 * (70_000 - 7_877)  # some normal rows are left to calibrate on
+    assert c.training.steps >= 20 * 51_000 // c.training.batch, "twenty epochs and more"
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

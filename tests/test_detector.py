@@ -183,7 +183,13 @@ def test_a_damaged_or_foreign_file_is_refused(on_rows, on_images, rows, tmp_path
         small().save(tmp_path / "d.safetensors")
     on_rows.save(tmp_path / "d.safetensors")
     tensors, meta = checkpoint.load_tensors(tmp_path / "d.safetensors")
-    for cut, note in (("tails", meta), ("mean_", meta), ("model.prior.layers.0.weight", meta), ("", {**meta, "fitted": {}}), ("", {"config": {}})):
+    for cut, note in (
+        ("mixture.means", meta),
+        ("mean_", meta),
+        ("model.prior.layers.0.weight", meta),
+        ("", {**meta, "fitted": {}}),
+        ("", {"config": {}}),
+    ):
         checkpoint.save_tensors(tmp_path / "x.safetensors", {k: t for k, t in tensors.items() if k != cut}, note)
         with pytest.raises(CheckpointError, match=r"x\.safetensors"):
             Detector.load(tmp_path / "x.safetensors")

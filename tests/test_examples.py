@@ -35,7 +35,7 @@ def imports(name):
 
 
 def test_every_example_is_tested():
-    assert {p.stem for p in EXAMPLES.glob("*.py")} == {"one_page", "own_images", "own_generator"}
+    assert {p.stem for p in EXAMPLES.glob("*.py")} == {"one_page", "own_images", "own_generator", "anomaly"}
 
 
 # --- one_page.py ----------------------------------------------------------------------------------------------------
@@ -127,3 +127,15 @@ def test_own_generator(tmp_path, capsys):
 def test_own_generator_has_nothing_but_the_two_methods():
     own = set(vars(example("own_generator").Bernoulli)) - set(vars(torch.nn.Module))
     assert {n for n in own if not n.startswith("_")} == {"log_prob", "decode"}
+
+
+# --- anomaly.py -----------------------------------------------------------------------------------------------------
+
+
+def test_anomaly_compares_detectors_on_images_and_a_table(tmp_path, capsys):
+    example("anomaly").main(["--steps", "60", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    found = {name: [float(v) for v in re.findall(rf"{name} +AUPRC ([\d.]+)", said)] for name in ("lebm", "nearest neighbour", "IsolationForest")}
+    assert all(len(v) == 2 for v in found.values()), said
+    assert found["lebm"][0] > 0.35 and found["lebm"][1] > 0.8, "chance is 0.25 and 0.66"
+    assert all(width(tmp_path / f"anomaly-{name}.png") > 1000 for name in ("digits", "table"))

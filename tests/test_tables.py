@@ -169,6 +169,27 @@ def test_pictures_are_shown_where_they_are(place):
     assert set(re.findall(r"!\[.*?\]\((.*?)\)", page)) == everything, "faces of real people are not shown"
 
 
+def test_anomaly_detection_has_a_table_of_its_own(place):
+    digits = tables.ANOMALY_DIGITS
+    auprc = {d: {"mean": 0.9 + int(d) / 1000, "spread": 0.0123} for d in digits if d != "9"}
+    seeds = [{"seed": s, "digit": int(d)} for d in digits for s in (1, 2, 3)]
+    chance = dict.fromkeys(digits, 0.388)
+    put(
+        place,
+        mnist_anomaly=result("mnist-anomaly", {"auprc": auprc, "chance": chance}, per_seed=seeds),
+        mnist_anomaly_neighbours=result("mnist", {"auprc": {"1": {"mean": 0.327, "spread": None}}}, experiment="mnist-neighbours"),
+    )
+    block, page = written(place)
+    for text, link in ((block, "results/"), (page, "../results/")):
+        cells = row(text, "**lebm**, our way")
+        assert cells[1:] == [".901 ± .012", ".904 ± .012", ".905 ± .012", ".907 ± .012", "-"]
+        assert f"({link}mnist-anomaly.json)" in cells[0] and "3 seeds" in cells[0]
+        assert row(text, "nearest training image")[1:] == [".327", "-", "-", "-", "-"]
+        assert row(text, "chance")[1:] == [".388"] * 5
+        assert row(text, "| the paper (", ".336")[1:] == [".336", ".630", ".619", ".463", ".413"]
+    assert "BiGAN" in page and "BiGAN" not in block
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"metrics": {}}', json.dumps(dict.fromkeys(results.KEYS))])
 def test_a_file_that_is_no_result_is_named(place, text):
     (place / "results" / "broken.json").write_text(text)

@@ -237,7 +237,7 @@ def score(
     inputs: InputOpt = None,
     sort: Annotated[bool, typer.Option("--sort", help="Most anomalous first, instead of input order.")] = False,
     name: Annotated[str | None, typer.Option("--score", metavar="NAME", help=f"{', '.join(SCORES)} or combined; default the run's own.")] = None,
-    normal: Annotated[list[Path] | None, typer.Option(help="Normal images to calibrate `combined` on; default rows of the training data.")] = None,
+    normal: Annotated[list[Path] | None, typer.Option(help="Normal images that `combined` is fitted to; default the training data.")] = None,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps of the score `joint`; default the training's K1.")] = None,
     by: PosteriorByOpt = None,
     seed: SeedOpt = 0,
@@ -257,7 +257,7 @@ def score(
         rows, names = found.x, found.names
     else:
         rows, names = _images(model, inputs, more)
-    if scorer.name == "combined" and scorer.tails is None:
+    if scorer.name == "combined" and scorer.mixture is None:
         scorer.fit(_normal_rows(model, normal, data_dir))
     x = as_floats(rows)
     with progress_bar(console, "scoring") as update:
@@ -668,7 +668,7 @@ def _save_csv(to: Path, head: list[str], rows: Iterable[Any]) -> None:
 
 
 def _scorer(path: Path, name: str | None, seed: int, device: Device) -> Scorer:
-    """Of a run, or of a saved detector, which is calibrated already."""
+    """Of a run, or of a saved detector, which is fitted already."""
     if path.is_file() and "detector" in checkpoint.read_meta(path):
         scorer = Detector.load(path, device.value).scorer_
         if name not in (None, scorer.name):
@@ -680,15 +680,15 @@ def _scorer(path: Path, name: str | None, seed: int, device: Device) -> Scorer:
 
 
 def _normal_rows(model: LatentEBM, normal: list[Path] | None, data_dir: Path | None) -> torch.Tensor:
-    """What a combined score is calibrated on: the images given, or rows of the run's data set that it never saw, if it left some."""
+    """What a combined score is fitted to: the images given, or the run's training rows."""
     if not isinstance(model.generator, ImageGenerator):
         raise UserError("the score combined is for images here; choose another with --score")
     if normal:
         return as_floats(read_inputs(normal, model.generator.shape)[0])
     if model.config.data.name == HANDED_IN:
-        raise UserError("the score combined is calibrated on normal images, and those of this run were handed in; name some with --normal")
+        raise UserError("the score combined is fitted to normal images, and those of this run were handed in; name some with --normal")
     splits = load_data(model.config.with_values(**{"data.limit": None}), data_root(data_dir))
-    return as_floats(protocol.calibration_rows(model.config, splits))
+    return as_floats(protocol.normal_rows(model.config, splits))
 
 
 def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> str:

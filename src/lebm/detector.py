@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 from torch import Tensor
 
 from lebm import checkpoint
-from lebm.anomaly.density import Tails
+from lebm.anomaly.density import Mixture
 from lebm.anomaly.scores import Scorer
 from lebm.config import Config, from_dict, resolve
 from lebm.data.splits import size_settings
@@ -36,12 +36,11 @@ COMMON: dict[str, Any] = {
     "learning.generator_rate": 1e-3,
     "learning.encoder_rate": 1e-3,
     "learning.betas": [0.9, 0.999],
-    "prior.activation": "silu",
+    "learning.l2": 1e-2,  # bounds f, and with it z: a detector must not diverge
     "chains.prior.steps": 30,
 }
 IMAGES: dict[str, Any] = {"nz": 16, "generator.kind": "image", "generator.ngf": 16, "encoder.width": 16, "training.steps": 2000}
 TABLE: dict[str, Any] = {"generator.kind": "table", "encoder.width": 64, "prior.width": 64, "training.steps": 1000}
-CALIBRATION, ENOUGH = 0.1, 500  # share of the rows that a combined score is calibrated on, and from how many rows on they are set aside
 FITTED = ("decision_scores_", "labels_", "mean_", "scale_")  # arrays of a saved detector
 
 
@@ -83,16 +82,10 @@ class Detector(BaseEstimator):
             raise ValueError(f"contamination is {self.contamination}; it must be above 0 and at most 0.5")
         x = self._read(X, fitting=True)
         config = self._config(x)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(config.seed))
-        aside = max(1, round(CALIBRATION * len(x))) if self.score_by == "combined" and len(x) >= ENOUGH else 0
         model = LatentEBM(config)
         model = model.double() if config.generator.kind == "table" else model  # small, and then scores are exact to all shown digits
-        model = train(config, x[order[aside:]], model, device=self.device)
-        return self._ready(model, x[order[:aside]] if aside else x, x)
-
-    def _ready(self, model: LatentEBM, normal: Tensor, x: Tensor) -> Detector:
-        self.model_ = model
-        self.scorer_ = Scorer(model, self.score_by, model.config.seed).fit(normal)
+        self.model_ = train(config, x, model, device=self.device)
+        self.scorer_ = Scorer(self.model_, self.score_by, config.seed).fit(x)
         self.decision_scores_ = self.scorer_(x).numpy()
         self.threshold_ = float(np.quantile(self.decision_scores_, 1 - self.contamination))
         self.labels_ = (self.decision_scores_ > self.threshold_).astype(int)
@@ -185,8 +178,8 @@ class Detector(BaseEstimator):
             raise ValueError("a detector whose random_state is a generator cannot be saved; fit it with a whole number")
         tensors = {f"model.{k}": t for k, t in self.model_.state_dict().items()}
         tensors |= {name: torch.from_numpy(np.asarray(getattr(self, name))) for name in FITTED if hasattr(self, name)}
-        if self.scorer_.tails is not None:
-            tensors["tails"] = self.scorer_.tails.values
+        if self.scorer_.mixture is not None:
+            tensors |= {f"mixture.{k}": t for k, t in self.scorer_.mixture.tensors().items()}
         meta = {
             "detector": {**self.get_params(), "settings": dict(self.settings) if self.settings is not None else None},
             "config": self.model_.config.to_dict(),
@@ -219,7 +212,7 @@ class Detector(BaseEstimator):
         self.scorer_ = Scorer(model, self.score_by, model.config.seed)
         try:
             if self.score_by == "combined":
-                self.scorer_.tails = Tails(tensors["tails"])
+                self.scorer_.mixture = Mixture(**{k.removeprefix("mixture."): t for k, t in tensors.items() if k.startswith("mixture.")})
             for name in FITTED:
                 if name in tensors:
                     setattr(self, name, tensors[name].numpy())

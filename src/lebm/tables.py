@@ -52,6 +52,16 @@ TABLE_1 = (
     _row("joint prior on a ladder generator", "Cui, Wu and Han 2023", ("0.008", "24.16"), ("-", "63.42"), ("0.004", "32.15")),
     _row("diffusion-amortised chains", "Yu et al. 2023", ("0.002", "18.76"), ("0.015", "57.72"), ("0.005", "30.83")),
 )
+ANOMALY_DIGITS = ("1", "4", "5", "7", "9")
+ANOMALY = (  # AUPRC with each digit as the anomaly, as printed in the source
+    ("VAE", PAPER, (".063", ".337", ".325", ".148", ".104")),
+    ("MEG", PAPER, (".281", ".401", ".402", ".290", ".342")),
+    ("BiGAN-sigma", PAPER, (".287", ".443", ".514", ".347", ".307")),
+    ("the paper", PAPER, (".336", ".630", ".619", ".463", ".413")),
+    ("multi-stage density ratios", "Xiao and Han 2022", (".531", ".729", ".742", ".620", ".499")),
+    ("diffusion-amortised chains", "Yu et al. 2023", (".684", ".911", ".939", ".801", ".705")),
+    ("joint prior on a ladder generator", "Cui, Wu and Han 2023", (".722", ".949", ".980", ".941", ".935")),
+)
 PAPER_UPDATES = 70_000  # "about"
 TEXT_COLUMNS = {"snli": "SNLI", "ptb": "PTB", "yahoo": "Yahoo"}
 TABLE_2 = (  # FPPL / RPPL / NLL, in the order of TEXT_COLUMNS
@@ -292,6 +302,30 @@ def side_by_side(results: Results, to_results: str) -> str:
     return table(head, rows) if rows else ""
 
 
+def anomaly(results: Results, to_results: str, baselines: bool) -> str:
+    """AUPRC on MNIST, as `lebm anomaly` measured it: published rows, ours, nearest neighbours and chance."""
+    named = {"mnist-anomaly-paper": "the paper's way", "mnist-anomaly": "our way", "mnist-neighbours": "nearest training image, pixel distance"}
+    ours = {name: r for name, r in results.items() if r["experiment"] in named and isinstance(r["metrics"].get("auprc"), dict)}
+    if not ours:
+        return ""
+    rows = [[f"{method} ({source})", *numbers] for method, source, numbers in (ANOMALY if baselines else ANOMALY[3:])]
+    for name, r in sorted(ours.items(), key=lambda item: list(named).index(item[1]["experiment"])):
+        count = len({p["seed"] for p in r["per_seed"] or []})
+        seeds = f" <br><sub>{count} seed{'s' * (count > 1)}, {checkpoint_word(r)}</sub>" if count else ""
+        label = f"{'' if not count else '**lebm**, '}{named[r['experiment']]}"
+        rows.append([f"{label} ([{name}.json]({to_results}{name}.json)){seeds}", *(_auprc(r["metrics"]["auprc"].get(d)) for d in ANOMALY_DIGITS)])
+    chance = {d: value for r in ours.values() for d, value in (r["metrics"].get("chance") or {}).items()}
+    rows.append(["chance on our split", *(f"{chance[d]:.3f}".lstrip("0") if d in chance else "-" for d in ANOMALY_DIGITS)])
+    return table(["AUPRC, higher is better; the anomaly is", *ANOMALY_DIGITS], rows)
+
+
+def _auprc(value: Any) -> str:
+    if not isinstance(value, Mapping) or not isinstance(value.get("mean"), int | float):
+        return "-"
+    spread = value.get("spread")
+    return f"{value['mean']:.3f}".lstrip("0") + (f" ± {spread:.3f}".replace("0.", ".") if isinstance(spread, int | float) else "")
+
+
 def long_runs(results: Results, to_results: str) -> str:
     """The distance at K0 and after a chain many times as long."""
     rows = []
@@ -392,6 +426,8 @@ def readme_block(results: Results, root: Path) -> str:
         parts += [table_1(results, "results/", baselines=False), how, pictures(results, root, "docs/", everything=False)]
     else:
         parts.append("No results on the paper's data sets yet.")
+    if found := anomaly(results, "results/", baselines=False):
+        parts.append("Anomaly detection on MNIST ([docs/anomaly.md](docs/anomaly.md)):\n\n" + found)
     if times := speed(results, "results/"):
         parts.append(times)
     return "\n\n".join(p for p in parts if p)
@@ -409,6 +445,7 @@ def results_page(results: Results, root: Path) -> str:
         ("Each result", details(results, up)),
         ("What the learned prior buys", ablation(results, up)),
         ("Ways to draw z", side_by_side(results, up)),
+        ("Anomaly detection on MNIST", anomaly(results, up, baselines=True)),
         ("Pictures", pictures(results, root, "", everything=True)),
         ("Long chains", long_runs(results, up)),
         ("Speed", speed(results, up)),

@@ -1,4 +1,4 @@
-"""Anomaly detection: scores of a learned model, their calibration on normal rows, and the paper's experiment on MNIST."""
+"""Anomaly detection: scores of a learned model, a density of normal rows, and the paper's experiment on MNIST."""
 
 from lebm.anomaly.scores import SCORES, Scorer
 

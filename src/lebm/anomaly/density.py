@@ -1,4 +1,4 @@
-"""Several statistics as one score: how far each lies in the tail of what normal rows give, added up."""
+"""What normal rows give, as one density over several statistics at once."""
 
 from __future__ import annotations
 
@@ -7,33 +7,77 @@ import math
 import torch
 from torch import Tensor
 
-TAIL = 0.05  # beyond this share of the normal rows an exponential stands for the distribution, so that farther still means more
+from lebm.rng import stream
+
+COMPONENTS, EACH = 100, 30  # Gaussians at most, and how many rows a column each must have behind it: few rows allow few Gaussians
+LLOYD, EM = 10, 30  # rounds of k-means, then of expectation and maximisation
+RIDGE = 1e-3  # added to every variance, where all columns have variance one: no Gaussian shrinks to a point
+PIECE = 5000  # rows at a time
 
 
-class Tails:
-    """-log P(a normal row gives as much) of every statistic, summed (Fisher's way to join tests).
+class Mixture:
+    """A mixture of Gaussians with full covariances, fitted by expectation-maximisation on standardised columns, in float64."""
 
-    Up to its upper tail a statistic is ranked among the normal rows; beyond, the tail goes on as an exponential fitted to it. Each
-    statistic counts in the same unit, nats of surprise, whatever its scale.
-    """
+    def __init__(self, shift: Tensor, scale: Tensor, log_weights: Tensor, means: Tensor, precisions: Tensor) -> None:
+        self.shift, self.scale, self.log_weights, self.means, self.precisions = shift, scale, log_weights, means, precisions
+        # log weight + log density = constant + linear.x + quadratic.xx: a row against all components is two matrix products.
+        pull = torch.einsum("kij,kj->ki", precisions, means)
+        self._linear, self._quadratic = pull.T, -0.5 * precisions.flatten(1).T
+        self._constant = log_weights + 0.5 * (torch.logdet(precisions) - (pull * means).sum(1) - means.shape[1] * math.log(2 * math.pi))
 
-    def __init__(self, values: Tensor) -> None:
-        """`values` is (normal rows, statistics)."""
-        self.values = values.double().cpu().sort(0).values
-        n = len(values)
-        self.start = min(n - 1, math.floor((1 - TAIL) * n))
-        beyond = self.values[self.start :] - self.values[self.start]
-        scale = beyond.mean(0) if n > 1 else torch.zeros(values.shape[1]).double()
-        spread = self.values[-1] - self.values[0]
-        self.scale = torch.where(scale > 0, scale, torch.where(spread > 0, spread, 1.0))  # a tail of one value, or of equal ones
+    @classmethod
+    def fit(cls, x: Tensor, seed: int = 0, components: int = COMPONENTS) -> Mixture:
+        x = x.double()
+        spread = x.std(0, correction=0)
+        shift, scale = x.mean(0), torch.where(spread > 0, spread, 1.0)
+        x = (x - shift) / scale
+        k = max(1, min(components, len(x) // (EACH * x.shape[1])))
+        near = _k_means(x, k, seed)
+        member = torch.nn.functional.one_hot(near, k).double()
+        found = cls(shift, scale, *_maximise(list(zip(x.split(PIECE), member.split(PIECE), strict=True))))
+        for _ in range(EM if k > 1 else 0):
+            found = cls(shift, scale, *_maximise([(rows, found._parts(rows).softmax(1)) for rows in x.split(PIECE)]))
+        return found
 
-    def __call__(self, values: Tensor) -> Tensor:
-        """The score of every row of (rows, statistics)."""
-        values, n = values.double(), len(self.values)
-        above = torch.searchsorted(self.values.T.contiguous(), values.T.contiguous()).T.clamp(1, max(1, self.start))  # the next normal value
-        above = above.clamp(max=n - 1)
-        surprise = -((n - torch.arange(n).double()) / (n + 1)).log()
-        low, high = self.values.gather(0, (above - 1).clamp(min=0)), self.values.gather(0, above)
-        part = torch.where(high > low, (values - low) / (high - low), 1.0).clamp(0, 1)  # between two ranks in a straight line: no jumps
-        ranked = torch.lerp(surprise[(above - 1).clamp(min=0)], surprise[above], part)
-        return (ranked + (values - self.values[self.start]).clamp(min=0) / self.scale).sum(1)
+    def log_prob(self, x: Tensor) -> Tensor:
+        """The log density of every row."""
+        x = (x.to(self.shift.dtype) - self.shift) / self.scale
+        return torch.cat([self._parts(rows).logsumexp(1) for rows in x.split(PIECE)]) - self.scale.log().sum()
+
+    def _parts(self, x: Tensor) -> Tensor:
+        """(rows, components): log weight + log density."""
+        return self._constant + x @ self._linear + _products(x) @ self._quadratic
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).cpu() for name in ("shift", "scale", "log_weights", "means", "precisions")}
+
+    def to(self, device: torch.device) -> Mixture:
+        return Mixture(**{name: t.to(device) for name, t in self.tensors().items()})
+
+
+def _products(x: Tensor) -> Tensor:
+    """(rows, d d): every column times every column."""
+    return (x[:, :, None] * x[:, None]).flatten(1)
+
+
+def _k_means(x: Tensor, k: int, seed: int) -> Tensor:
+    """The nearest of k centres for every row, after a few of Lloyd's rounds from random rows."""
+    centres = x[torch.randperm(len(x), generator=stream(seed, "mixture"))[:k].to(x.device)]
+    for i in range(LLOYD + 1):
+        near = torch.cat([torch.cdist(rows, centres).argmin(1) for rows in x.split(PIECE)])
+        if i < LLOYD:
+            count = torch.bincount(near, minlength=k)[:, None]
+            sums = torch.zeros_like(centres).index_add_(0, near, x)
+            centres = torch.where(count > 0, sums / count.clamp(min=1), centres)
+    return near
+
+
+def _maximise(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Log weights, means and precisions from rows and how much each belongs to each component."""
+    count = torch.stack([r.sum(0) for _, r in pieces]).sum(0) + 1e-9
+    means = torch.stack([r.T @ x for x, r in pieces]).sum(0) / count[:, None]
+    second = torch.stack([r.T @ _products(x) for x, r in pieces]).sum(0) / count[:, None]
+    d = means.shape[1]
+    ridge = RIDGE * torch.eye(d, dtype=means.dtype, device=means.device)
+    covariances = (second - _products(means)).view(-1, d, d) + ridge
+    return (count / count.sum()).log(), means, torch.cholesky_inverse(torch.linalg.cholesky(covariances))

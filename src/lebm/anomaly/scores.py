@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lebm.anomaly.density import Tails
+from lebm.anomaly.density import Mixture
 from lebm.errors import DataError
 from lebm.likelihood import LogZ, log_likelihood
 from lebm.methods import Proposed
@@ -68,34 +68,47 @@ def by_chunks(number: Callable[[Tensor, Tensor], Tensor], model: LatentEBM, x: T
     return torch.cat([number(a.to(model.device), b.to(model.device)).cpu() for a, b in pairs])
 
 
+def misfit(model: LatentEBM, x: Tensor, z: Tensor) -> Tensor:
+    """log of the squared residual in units of sigma: what the generator leaves unexplained, on a scale that a Gaussian can describe."""
+    sigma = getattr(model.generator, "sigma", None)
+    if sigma is None:  # no Gaussian generator
+        return -model.generator.log_prob(x, z)  # type: ignore[operator]
+    return (((x - model.generator.decode(z)) / sigma).square().flatten(1).sum(1) + 1e-12).log()  # type: ignore[operator]
+
+
 SCORES: dict[str, Score] = {"joint": joint, "chains": chains, "error": error, "likelihood": likelihood, "prior": prior}
-COMBINED = ("prior", "error")  # what `combined` joins
 
 
 class Scorer:
-    """A score by name for one model. `combined` must first see normal rows that the model was not learned from: fit(rows)."""
+    """A score by name for one model. `combined` must first see normal rows: fit(rows).
+
+    `combined` is -log of a density, fitted to normal rows, of where their z lies and how badly it explains them: a mixture of
+    Gaussians. So a misfit counts by what is usual for such a z, and a z by how often normal rows have it.
+    """
 
     def __init__(self, model: LatentEBM, name: str | None = None, seed: int = 0) -> None:
         self.model, self.name, self.seed = model, name or model.config.anomaly.score, seed
         if self.name not in (*SCORES, "combined"):
             raise DataError(f"no score is called {self.name!r}; there are {', '.join(SCORES)} and combined")
-        self.tails: Tails | None = None
+        self.mixture: Mixture | None = None
 
     def statistics(self, x: Tensor) -> Tensor:
-        """(rows, statistics) of what is combined."""
-        return torch.stack([SCORES[name](self.model, x, self.seed).double() for name in COMBINED], 1)
+        """(rows, nz + 1): the inferred z, and the misfit there."""
+        z = infer(self.model, x, self.seed)
+        rest = by_chunks(lambda rows, z: misfit(self.model, rows, z), self.model, x, z)
+        return torch.cat([z.double(), rest.double()[:, None]], 1)
 
     def fit(self, normal: Tensor) -> Scorer:
         if self.name == "combined":
-            self.tails = Tails(self.statistics(normal))
+            self.mixture = Mixture.fit(self.statistics(normal).to(self.model.device), self.seed).to(torch.device("cpu"))
         return self
 
     def __call__(self, x: Tensor, progress: Progress | None = None) -> Tensor:
-        if self.name == "combined" and self.tails is None:
-            raise DataError("the score `combined` is calibrated on normal rows first; give it some")
+        if self.name == "combined" and self.mixture is None:
+            raise DataError("the score combined is fitted to normal rows first; give it some")
         out = []
         for rows in x.split(5 * CHUNK):
-            one = self.tails(self.statistics(rows)) if self.tails is not None else SCORES[self.name](self.model, rows, self.seed).double()
+            one = SCORES[self.name](self.model, rows, self.seed).double() if self.mixture is None else -self.mixture.log_prob(self.statistics(rows))
             out.append(one)
             if progress:
                 progress(sum(map(len, out)), len(x))
