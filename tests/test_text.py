@@ -420,3 +420,31 @@ def test_a_text_run_with_an_encoder(way, tmp_path):
     assert model.infer(["the captain"], by="langevin", steps=2).shape == (1, 3)
     again = lebm.load(tmp_path / "run")
     torch.testing.assert_close(again.infer(["the captain"]), model.infer(["the captain"]))
+
+
+def test_sentences_may_be_handed_in(tmp_path):
+    lines = ["a b c", "a b", "c b a", "b"] * 5
+    model = lebm.train(tiny(), lines, run=tmp_path / "run", device="cpu")
+    assert model.text().words().words == [*OWN, "b", "a", "c"] and len(model.text().to_text(model.sample_words(3))) == 3
+    with pytest.raises(DataError, match="the data is a list"):
+        lebm.train(tiny(), ["a", 3], device="cpu")
+
+
+def test_a_run_does_not_go_on_with_other_words(tmp_path):
+    file = tmp_path / "my.txt"
+    file.write_text("a b c\na b\n" * 20)
+    config = tiny("data.name=text", f"data.path={file}", "training.steps=2")
+    lebm.train(config, run=tmp_path / "run", device="cpu")
+    file.write_text("a b d\na b\n" * 20)
+    with pytest.raises(CheckpointError, match="the data has changed since"):
+        lebm.train(config.with_values(**{"training.steps": 3}), run=tmp_path / "run", resume=True, device="cpu")
+    with pytest.raises(DataError, match="another vocabulary"):
+        lebm.evaluate.evaluate(tmp_path / "run", ("nll",), device="cpu")
+
+
+def test_an_exported_model_still_speaks(tmp_path):
+    lebm.train(tiny("training.steps=1"), run=tmp_path / "run", device="cpu")
+    lebm.model.export(tmp_path / "run", tmp_path / "m.safetensors")
+    assert all(
+        isinstance(s, str) for s in lebm.load(tmp_path / "m.safetensors").text().to_text(lebm.load(tmp_path / "m.safetensors").sample_words(2))
+    )

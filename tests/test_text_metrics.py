@@ -11,7 +11,7 @@ import lebm
 from lebm import evaluate, tables, text_metrics
 from lebm.config import resolve
 from lebm.data import Splits, load
-from lebm.errors import ConfigError, DataError
+from lebm.errors import ConfigError, DataError, UserError
 from lebm.metrics.language_model import LanguageModel, Recipe, fit
 from lebm.metrics.perplexity import perplexity
 from lebm.model import LatentEBM
@@ -173,3 +173,16 @@ def test_sentences_in_the_report_cannot_run_code(tmp_path):
     (run / "sentences.json").write_text(json.dumps(said))
     page = lebm.report.write(run).read_text()
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "&lt;b&gt;" in page
+
+
+def test_samples_of_a_text_model_are_quoted_and_nothing_else(tmp_path):
+    result = {"experiment": "ptb", "metrics": {"fppl": 1.0}, "data": {"name": "ptb"}}
+    (tmp_path / "docs" / "figures").mkdir(parents=True)
+    assert tables.quoted({"ptb": result}, tmp_path) == ""
+    file = tmp_path / "docs" / "figures" / "ptb-sentences.json"
+    file.write_text(json.dumps({"samples": [f"said {i}" for i in range(20)], "reconstructions": [["secret", "x"]]}))
+    text = tables.quoted({"ptb": result}, tmp_path)
+    assert "said 9" in text and "said 10" not in text and "secret" not in text
+    file.write_text("[]")
+    with pytest.raises(UserError, match="no sentences.json"):
+        tables.quoted({"ptb": result}, tmp_path)

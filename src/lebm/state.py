@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ class TrainingState:
             for i, t in enumerate(self.ema):
                 t.copy_(tensors[f"ema.{i}"])
             self.rng.set_state(tensors["rng.chain"])
+            if state.get("facts", self.facts()) != self.facts():
+                raise ValueError("the data has changed since: its vocabulary, or what else the generator knows of it, is another")
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
         except (KeyError, RuntimeError, TypeError, ValueError) as e:
             raise CheckpointError(
@@ -86,9 +90,14 @@ class TrainingState:
             self.load(*found, run.checkpoints)
 
     def save(self, run: Run) -> None:
-        note = {"seconds": self.seconds, "lebm": __version__, "config": self.config.to_dict()}
+        note = {"seconds": self.seconds, "lebm": __version__, "config": self.config.to_dict(), "facts": self.facts()}
         checkpoint.save(run.checkpoints, self.step, self.tensors(), note)
         self.exported().save(run.model_file, {"step": self.step, "lebm": __version__})
+
+    def facts(self) -> str:
+        """A hash of what the generator knows of the data: a run goes on with the same words, or not at all."""
+        facts: dict[str, Any] = getattr(self.model.generator, "facts", dict)()
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest() if facts else ""
 
     def exported(self) -> LatentEBM:
         """The model a person uses: with the averaged networks, where there are any."""

@@ -199,7 +199,7 @@ def text_column(result: Mapping[str, Any]) -> str | None:
     return name if name in TEXT_COLUMNS and measured and result["experiment"] != SIDE_BY_SIDE else None
 
 
-def table_2(results: Results, to_results: str) -> str:
+def table_2(results: Results, to_results: str, to_docs: str = "") -> str:
     """The paper's rows and ours on text. Empty without a result: its published rows alone say nothing of this package."""
     ours = {name: r for name, r in results.items() if text_column(r)}
     if not ours:
@@ -210,7 +210,7 @@ def table_2(results: Results, to_results: str) -> str:
         here = {c: [(n, r) for n, r in ours.items() if text_column(r) == c and r["experiment"] == (f"{c}-{k}" if k else c)] for c in TEXT_COLUMNS}
         cells = ["<br>".join(text_cell(n, r, to_results) for n, r in here[c]) or "-" for c in TEXT_COLUMNS]
         rows.append([f"**lebm**, {TEXT_KINDS.get(k, k)}", *cells])
-    return table(["FPPL / RPPL / NLL, lower is better", *TEXT_COLUMNS.values()], rows) + text_notes(ours)
+    return table(["FPPL / RPPL / NLL, lower is better", *TEXT_COLUMNS.values()], rows) + text_notes(ours, to_docs)
 
 
 def text_cell(name: str, r: Mapping[str, Any], to_results: str) -> str:
@@ -226,10 +226,26 @@ def text_label(r: Mapping[str, Any]) -> str:
     return TEXT_COLUMNS[name] if n == PAPER_TEXT[name] or not isinstance(n, int) else f"{TEXT_COLUMNS[name]}-{n / 1000:.0f}k"
 
 
-def text_notes(ours: Results) -> str:
+def text_notes(ours: Results, to_docs: str) -> str:
     labels = sorted({(text_label(r), r["data"]["train"]) for r in ours.values() if "-" in text_label(r)})
     said = "".join(f"\n\n{label}: {n:,} training sentences; compare its rows with each other, not with the paper's." for label, n in labels)
-    return "\n\nNLL is `nll_reconstruction`, in nats a sentence: see [protocol.md](protocol.md#text)." + said
+    return f"\n\nNLL is `nll_reconstruction`, in nats a sentence: see [protocol.md]({to_docs}protocol.md#text)." + said
+
+
+def quoted(results: Results, root: Path) -> str:
+    """Samples of text models, where docs/figures/EXPERIMENT-sentences.json lies (a run's sentences.json): never the originals."""
+    parts = []
+    for r in results.values():
+        path = root / "docs" / "figures" / f"{r['experiment']}-sentences.json"
+        if text_column(r) and path.is_file():
+            try:
+                said = json.loads(path.read_text(encoding="utf-8"))["samples"][:10]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise UserError(f"{path} is no sentences.json of a run; copy it again") from None
+            parts.append(
+                f"The first ten samples of `{r['experiment']}`, as drawn:\n\n```text\n" + "\n".join(map(str, said)).replace("```", "") + "\n```"
+            )
+    return "\n\n".join(parts)
 
 
 def mark(result: Mapping[str, Any]) -> str:
@@ -428,6 +444,8 @@ def readme_block(results: Results, root: Path) -> str:
         parts.append("No results on the paper's data sets yet.")
     if found := anomaly(results, "results/", baselines=False):
         parts.append("Anomaly detection on MNIST ([docs/anomaly.md](docs/anomaly.md)):\n\n" + found)
+    if text := table_2(results, "results/", "docs/"):
+        parts.append(text)
     if times := speed(results, "results/"):
         parts.append(times)
     return "\n\n".join(p for p in parts if p)
@@ -446,6 +464,7 @@ def results_page(results: Results, root: Path) -> str:
         ("What the learned prior buys", ablation(results, up)),
         ("Ways to draw z", side_by_side(results, up)),
         ("Anomaly detection on MNIST", anomaly(results, up, baselines=True)),
+        ("Sentences", quoted(results, root)),
         ("Pictures", pictures(results, root, "", everything=True)),
         ("Long chains", long_runs(results, up)),
         ("Speed", speed(results, up)),

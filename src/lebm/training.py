@@ -6,7 +6,7 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from lebm.config import Chains, Config, resolve
 from lebm.data import Batches, SentenceBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
+from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
 from lebm.learn import Step, describe, float32_convolutions, learn_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM
 from lebm.runs import Run, check_run, started
 from lebm.state import TrainingState
+from lebm.words import from_sentences
 
 # Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
 MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
@@ -39,7 +41,7 @@ HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.trai
 
 def train(
     config: str | Path | Mapping[str, Any] | Config,
-    data: np.ndarray | Tensor | None = None,
+    data: np.ndarray | Tensor | Sequence[str] | None = None,
     model: nn.Module | None = None,
     *,
     run: str | Path | None = None,
@@ -53,7 +55,7 @@ def train(
     """Learn a model by Algorithm 1 and return it, ready to sample.
 
     `config` is a preset's name, a YAML file, a mapping or a Config; `data` your own training rows instead of config.data
-    (images as uint8 or floats in [-1, 1], or whatever your generator takes); `model` your own generator (`log_prob(x, z)`
+    (images as uint8 or floats in [-1, 1], a list of sentences for a text generator, or whatever yours takes); `model` your own generator (`log_prob(x, z)`
     and `decode(z)`) or a LatentEBM to go on with. With `run` the log, checkpoints and weights are kept in that folder.
     `watch(epoch, model)` sees the model after every epoch, the first being 1.
     """
@@ -132,6 +134,9 @@ def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Con
         for note in splits.notes if console else ():
             console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)  # type: ignore[union-attr]
         return splits.train
+    if isinstance(data, list | tuple) and isinstance(net.generator, TextGenerator) and all(isinstance(s, str) for s in data):
+        net.generator.take({"vocabulary": from_sentences(data, net.generator.config.vocabulary).words})
+        return net.as_input(list(data))
     if not isinstance(data, np.ndarray | Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind not in "biuf") or data.ndim < 1:
         what = f"an array of {data.dtype} with shape {tuple(data.shape)}" if isinstance(data, np.ndarray | Tensor) else f"a {type(data).__name__}"
         raise DataError(f"the data is {what}; give a numpy array or tensor of numbers, a row for every example")
@@ -272,8 +277,8 @@ def diverged(row: Mapping[str, Any]) -> str | None:
     advice = {
         "f": "lower learning.prior_rate, or set learning.clip or learning.l2",
         "z_neg": "lower chains.prior.step_size or learning.prior_rate",
-        "z_pos": "lower chains.posterior.step_size, learning.generator_rate or learning.prior_rate, or raise generator.sigma",
-        "log_px": "lower learning.generator_rate or chains.posterior.step_size, or raise generator.sigma",
+        "z_pos": "lower chains.posterior.step_size or first_steps, learning.generator_rate or learning.prior_rate; of images, raise generator.sigma",
+        "log_px": "lower learning.generator_rate or chains.posterior.step_size; of images, raise generator.sigma",
         "encoder": "lower learning.encoder_rate, or set learning.clip",
         "flow": "lower learning.flow_rate and learning.prior_rate, or set learning.clip or learning.l2: flow and energy play against each other",
     }
