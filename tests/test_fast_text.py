@@ -70,6 +70,7 @@ def test_schedules_within_a_chain_are_not_for_the_fused_image_kernels():
     assert fast.plain_chains(resolve("svhn"))
     assert not fast.plain_chains(resolve("svhn", ["chains.posterior.first_steps=[0.2]"]))
     assert not fast.plain_chains(resolve("svhn", ["chains.prior.noise=0.5"]))
+    assert not fast.plain_chains(resolve("svhn", ["chains.prior.bound=0.5"]))
 
 
 # --- the bench ------------------------------------------------------------------------------------------------------------

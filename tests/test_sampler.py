@@ -171,3 +171,13 @@ def test_first_steps_and_less_noise_have_their_exact_law(steps):
         mean, var = mu + a * (mean - mu), a * a * var + (0.3 * s) ** 2
     z = langevin(gaussian_score(mu, v), torch.full((N,), z0, dtype=torch.float64), chain, rng(steps))
     assert_moments(z, mean, var)
+
+
+def test_a_bound_shortens_long_drifts_and_leaves_short_ones():
+    """A gradient of 1,000 a coordinate would move a row by 320 at s = 0.8; bounded, by 1 in its direction. Short drifts keep the exact law."""
+    steep = torch.tensor([[600.0, -800.0], [0.0, 0.0]], dtype=torch.float64)
+    z = langevin(lambda z: steep, torch.zeros(2, 2, dtype=torch.float64), Chain(1, 0.8, (), 0.0, 1.0), rng())
+    torch.testing.assert_close(z[0], steep[0] / 1000 * math.sqrt(2))
+    assert torch.equal(z[1], torch.zeros(2, dtype=torch.float64))
+    start, score = torch.randn(50, 3, generator=rng(2), dtype=torch.float64), gaussian_score(0.3, 0.7)
+    assert torch.equal(langevin(score, start, Chain(5, 0.2, (), 1.0, 10.0), rng(3)), langevin(score, start, Chain(5, 0.2), rng(3)))

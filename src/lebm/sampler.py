@@ -18,6 +18,8 @@ class ChainLike(Protocol):
     def first_steps(self) -> tuple[float, ...]: ...
     @property
     def noise(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
 
 
 def langevin(
@@ -31,7 +33,8 @@ def langevin(
 ) -> Tensor:
     """Run z <- z + (s^2/2) score(z) + s e for chain.steps steps, on every row of z at once.
 
-    s is chain.step_size, for the first steps chain.first_steps where it has some; chain.noise scales e (1: the paper's).
+    s is chain.step_size, for the first steps chain.first_steps where it has some; chain.noise scales e (1: the paper's);
+    chain.bound shortens drifts that are longer (a tamed chain; 0: the paper's).
     The paper writes `s grad + sqrt(2 s) e`; its s is our s^2/2. The published 0.4 and 0.1 are our s.
     `shared_noise` gives every row the same e, so that a row's path does not depend on its neighbours;
     `watch(k, z)` sees the state after k steps, k = 0 being the start.
@@ -42,7 +45,15 @@ def langevin(
     for k in range(chain.steps):
         s = chain.first_steps[k] if k < len(chain.first_steps) else chain.step_size
         e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)
-        z = z.add(score(z), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
+        z = z.add(_bounded(score(z), 0.5 * s * s, chain.bound), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
         if watch:
             watch(k + 1, z)
     return z
+
+
+def _bounded(score: Tensor, scale: float, bound: float) -> Tensor:
+    """The score, shortened where `scale` times it moves a row by more than `bound` (root mean square a coordinate)."""
+    if not bound:
+        return score
+    size = score.square().mean(-1, keepdim=True).sqrt() * scale
+    return score * (bound / size.clamp_min(bound))

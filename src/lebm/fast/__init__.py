@@ -28,7 +28,7 @@ def wanted(config: Config, device: torch.device) -> bool:
 
 def plain_chains(config: Config) -> bool:
     """Whether every step of a chain is like the others: the fused kernels know no schedule within a chain."""
-    return all(not c.first_steps and c.noise == 1 for c in (config.chains.prior, config.chains.posterior))
+    return all(not c.first_steps and c.noise == 1 and not c.bound for c in (config.chains.prior, config.chains.posterior))
 
 
 def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> Callable[[Tensor], Step]:
