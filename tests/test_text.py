@@ -2,6 +2,8 @@
 
 import copy
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import lebm
 from lebm import collapse
 from lebm.config import TextGenerator as Section
 from lebm.config import resolve
-from lebm.data import SentenceBatches, load
+from lebm.data import DATASETS, SentenceBatches, load
 from lebm.data.batches import width
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators.text import TextGenerator, choose
@@ -107,6 +109,15 @@ def test_log_prob_is_the_product_over_words():
     g = generator()
     torch.testing.assert_close(g.log_prob(X, Z), by_hand(g, X, Z))
     assert g.out.weight.abs().max() <= 0.1 and g.lstm.weight_hh_l0.std() > 0.03  # U(-0.1, 0.1)
+
+
+def test_padding_left_in_place_changes_nothing(monkeypatch):
+    """As on a GPU: all columns are computed, those of padding count 0."""
+    g = generator()
+    packed, score = g.log_prob(X, Z), g.score(X, Z)
+    monkeypatch.setattr("lebm.generators.text.packs", lambda x: False)
+    torch.testing.assert_close(g.log_prob(X, Z), packed)
+    torch.testing.assert_close(g.score(X, Z), score)
 
 
 def test_padding_and_neighbours_change_nothing():
@@ -448,3 +459,20 @@ def test_an_exported_model_still_speaks(tmp_path):
     assert all(
         isinstance(s, str) for s in lebm.load(tmp_path / "m.safetensors").text().to_text(lebm.load(tmp_path / "m.safetensors").sample_words(2))
     )
+
+
+# --- the real ones --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "valid", "test", "words", "longest"),
+    [("ptb", 42068, 3370, 3761, 10002, 83), ("snli", 37322, 5000, 5000, 6687, 60), ("yahoo", 9000, 1000, 10000, 16494, 201)],
+)
+def test_the_real_texts(name, train, valid, test, words, longest):
+    root = os.environ.get("LEBM_DATA")
+    if not root or not DATASETS[name].find(Path(root)):
+        pytest.skip(f"needs LEBM_DATA to be a folder that holds {name}")
+    s = load(resolve(name), root)
+    assert (len(s.train), len(s.validation), len(s.test)) == (train, valid, test)
+    assert len(s.facts["vocabulary"]) == words and s.train.shape[1] == longest
+    assert int((s.train == UNKNOWN).sum()) > 1000  # the model meets <unk> in learning

@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -218,14 +219,22 @@ class Ours:
             return {"prior_ms": milliseconds(prior, self.device), "posterior_ms": milliseconds(posterior, self.device)}
         n, x, model, chains = len(self.rows), as_floats(self.rows), self.model, self.config.chains
 
-        def chain(score: Callable[[Tensor], Tensor], c: Any) -> None:
-            with torch.no_grad():
-                langevin(score, model.prior.draw_base(n, self.rng), c, self.rng)
+        def chain(score: Callable[[Tensor], Tensor], c: Any) -> Callable[[], Any]:
+            def call() -> None:
+                with torch.no_grad(), self.precision():
+                    langevin(score, model.prior.draw_base(n, self.rng), c, self.rng)
+
+            return _graph(call, self.rng) if hasattr(self.engine, "graphs") else call  # as the engine runs it
 
         return {
-            "prior_ms": milliseconds(lambda: chain(model.prior.score, chains.prior), self.device),
-            "posterior_ms": milliseconds(lambda: chain(lambda z: model.posterior_score(x, z), chains.posterior), self.device),
+            "prior_ms": milliseconds(chain(model.prior.score, chains.prior), self.device),
+            "posterior_ms": milliseconds(chain(lambda z: model.posterior_score(x, z), chains.posterior), self.device),
         }
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Of a text engine's logits."""
+        half = hasattr(self.engine, "graphs") and self.config.precision != "float32"
+        return self.model.text().working(torch.bfloat16) if half else nullcontext()
 
 
 def _graph(call: Callable[[], Any], rng: torch.Generator) -> Callable[[], Any]:

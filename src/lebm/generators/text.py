@@ -129,7 +129,7 @@ class TextGenerator(nn.Module):
         h, _ = self._run(e, z, self._first(z))
         if masks is not None:
             h = h * masks.states
-        if x.device.type == "cpu":  # no words are computed for padding
+        if packs(x):
             at = x != PAD
             found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
             return torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
@@ -241,6 +241,11 @@ class TextGenerator(nn.Module):
         """Multiply-adds, times two, of one forward pass, for a word a row."""
         c = self.config
         return 2.0 * rows * (4 * c.hidden * (c.embedding + self.nz + c.hidden) + c.hidden * self.size)
+
+
+def packs(x: Tensor) -> bool:
+    """Whether words are picked out before their logits are computed. A CPU saves arithmetic by it; a captured graph has fixed shapes."""
+    return x.device.type == "cpu"
 
 
 def choose(logits: Tensor, u: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:

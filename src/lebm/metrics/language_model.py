@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
         x = x.long()
         e = self._drop(self.embed(F.pad(x[:, :-1], (1, 0), value=START)), rng)
         h = self._drop(self.lstm(e)[0], rng)
-        if x.device.type == "cpu":  # no words are computed for padding
+        if packs(x):
             at = x != PAD
             found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
             return torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
@@ -80,6 +80,11 @@ class LanguageModel(nn.Module):
             at = order[part]
             total.append(self.log_prob(rows[at][:, : int(n[at].max())].to(device)).cpu())
         return perplexity(torch.cat(total), n)
+
+
+def packs(x: Tensor) -> bool:
+    """Whether words are picked out before their logits are computed: it saves arithmetic on a CPU, and waits on a GPU."""
+    return x.device.type == "cpu"
 
 
 def fit(
