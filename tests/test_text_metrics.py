@@ -87,13 +87,14 @@ def run(tmp_path, monkeypatch):
 
 def test_a_run_is_measured_and_the_judge_of_real_text_is_kept(run, tmp_path, monkeypatch, rough_log_z):
     monkeypatch.setattr(text_metrics, "log_likelihood", lambda *a, **k: evaluate.log_likelihood(*a, particles=3, temperatures=2, steps=4, **k))
-    summary = lebm.evaluate.evaluate(run, ("fppl", "rppl", "nll"), samples=50, limit=5, device="cpu")
+    summary = lebm.evaluate.evaluate(run, ("fppl", "fppl_gaussian", "rppl", "nll"), samples=50, limit=5, device="cpu")
     m, p = summary["metrics"], summary["protocol"]
-    names = {"fppl", "real_ppl", "rppl", "nll_reconstruction", "nll_estimate", "nll_estimate_error", "active_units", "z_information"}
+    names = {"fppl", "fppl_gaussian", "real_ppl", "rppl", "nll_reconstruction", "nll_estimate", "nll_estimate_error", "active_units", "z_information"}
     assert set(m) == names and all(math.isfinite(v) for v in m.values())
     assert 5 < m["real_ppl"] < m["fppl"]  # the run has hardly learned: its sentences surprise the judge more
     assert p["fppl"]["sentences"]["generated"] == 50 and p["fppl"]["language_model"]["validation_ppl"] > 1
     assert p["nll"]["chain"]["noise"] == 0.1 and p["rppl"]["real"] == "all 300 test sentences"
+    assert p["fppl_gaussian"]["sentences"]["chain_steps"] == 0 and m["fppl"] != m["fppl_gaussian"]
     assert summary["data"]["validation"] == 300
     said = json.loads((run / "sentences.json").read_text())
     assert len(said["samples"]) == len(said["samples_gaussian"]) == len(said["reconstructions"]) == 20
@@ -116,7 +117,7 @@ def test_choosing_looks_at_validation_sentences(run):
 
 
 def test_metrics_of_another_kind_and_another_text_are_refused(run, tmp_path):
-    with pytest.raises(ConfigError, match=r"metric fid is not for a model of kind text; there are fppl, rppl, nll, real_ppl"):
+    with pytest.raises(ConfigError, match=r"metric fid is not for a model of kind text; there are fppl, rppl, nll, real_ppl, fppl_gaussian"):
         lebm.evaluate.evaluate(run, ("fid",), device="cpu")
     lebm.train(resolve("digits", ["training.steps=0", "generator.ngf=1", "nz=2"]), run=tmp_path / "digits", device="cpu")
     with pytest.raises(ConfigError, match="metric fppl is not for a model of kind image"):

@@ -49,6 +49,14 @@ def fppl(ev: Any) -> Numbers:
     return {"fppl": judge.perplexity(x), **real}
 
 
+def fppl_gaussian(ev: Any) -> Numbers:
+    """The same with z from N(0, I) itself, through the same generator: what the learned prior buys."""
+    judge, how = _judge(ev)
+    x = generated(ev, 0, "langevin")
+    ev.protocol.update(sentences=_sampled(ev, x, 0, "langevin"), language_model=how)
+    return {"fppl_gaussian": judge.perplexity(x)}
+
+
 def rppl(ev: Any) -> Numbers:
     """Reverse: the perplexity of real test sentences under a language model of the run's sentences."""
     x, (real, what) = generated(ev), _real(ev)
@@ -93,30 +101,30 @@ def nll(ev: Any) -> Numbers:
     }
 
 
-METRICS: dict[str, Callable[[Any], Numbers]] = {"fppl": fppl, "rppl": rppl, "nll": nll, "real_ppl": real_ppl}
+METRICS: dict[str, Callable[[Any], Numbers]] = {"fppl": fppl, "rppl": rppl, "nll": nll, "real_ppl": real_ppl, "fppl_gaussian": fppl_gaussian}
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-def generated(ev: Any) -> Tensor:
+def generated(ev: Any, steps: int | None = None, by: str | None = None) -> Tensor:
     """As many sentences of the run as its training split has: ancestral sampling at temperature 1. Drawn once for all metrics."""
-    n = ev.samples or len(ev.splits.train)
-    key = (n, ev.seed, ev.prior_by)
+    n, by = ev.samples or len(ev.splits.train), by or ev.prior_by
+    key = (n, ev.seed, steps, by)
     if key not in ev.kept:
         with ev.bar("sampling sentences") as update:
-            ev.kept[key] = ev.model.sample_words(n, ev.seed, progress=update, by=ev.prior_by)
+            ev.kept[key] = ev.model.sample_words(n, ev.seed, steps, update, by)
     found: Tensor = ev.kept[key]
     return found
 
 
-def _sampled(ev: Any, x: Tensor) -> dict[str, Any]:
+def _sampled(ev: Any, x: Tensor, steps: int | None = None, by: str | None = None) -> dict[str, Any]:
     g = ev.model.text()
     cut = int((lengths(x) == g.config.length + 1).sum())
     return {
         "generated": len(x),
         "how": "each word drawn from the model, temperature 1",
-        **ev.model.drawing("prior", ev.prior_by).protocol(),
+        **ev.model.drawing("prior", by or ev.prior_by, steps).protocol(),
         "cut_at_generator_length": cut,
         "mean_words": round(float(lengths(x).double().mean()) - 1, 2),
         "vocabulary": g.size,

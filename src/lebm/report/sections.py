@@ -25,6 +25,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "infer_chains_ms": ("Milliseconds by chains alone", "from N(0, I), as long as it takes for an equal error"),
     "infer_ratio": ("Times sooner than chains alone", "at equal error"),
     "fppl": ("FPPL", "perplexity of the model's sentences under a language model of real ones; lower is better"),
+    "fppl_gaussian": ("FPPL from N(0, I)", "the same generator without the learned prior"),
     "rppl": ("RPPL", "perplexity of real sentences under a language model of the model's; lower is better"),
     "real_ppl": ("Perplexity of real sentences", "under the language model that judges FPPL"),
     "nll_reconstruction": ("NLL, reconstruction", "-log p(x|z) in nats a test sentence, z inferred as in learning; lower is better"),
