@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from lebm.anomaly import SCORES, Scorer
 from lebm.anomaly import mnist as protocol
 from lebm.anomaly.density import Mixture
 from lebm.anomaly.figure import draw
-from lebm.config import resolve
+from lebm.config import preset_names, resolve
 from lebm.data import load
 from lebm.errors import CheckpointError, ConfigError, DataError
 
@@ -130,6 +132,15 @@ def test_the_split_is_the_protocol_s():
     assert load(resolve({"preset": "digits", "data.held_out": 4, "data.limit": 50})).train.shape[0] == 50
 
 
+def test_clusters_stand_in_for_labels():
+    s = load(resolve({"preset": "digits", "data.held_out": 3, "data.labels": "clusters"}))
+    own = load(resolve({"preset": "digits", "data.held_out": 3}))
+    assert 3 not in s.train_labels and len(s.train) + len(s.test) == 1797 and int((s.test_labels == 3).sum()) > 50
+    assert set(s.test_labels.tolist()) <= set(range(10)) and not torch.equal(s.train[:100], own.train[:100])
+    again = load(resolve({"preset": "digits", "data.held_out": 3, "data.labels": "clusters"}))
+    assert torch.equal(again.train, s.train) and torch.equal(again.test_labels, s.test_labels)
+
+
 def test_a_label_that_is_not_there():
     with pytest.raises(DataError, match="data.held_out is 12.*0, 1, 2"):
         load(resolve({"preset": "digits", "data.held_out": 12}))
@@ -240,6 +251,20 @@ def test_the_presets(name):
     assert c.data.name == "mnist" and c.data.held_out is None and c.anomaly.epochs == 10
     assert c.draw.posterior == ("langevin" if name.endswith("paper") else "amortised")
     assert c.training.steps >= 20 * 51_000 // c.training.batch, "twenty epochs and more"
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_runs_and_names_every_score(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "anomaly.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(code, "anomaly.md", "exec"), names)
+    assert names["detector"].predict(names["odd"]).tolist() == [1]
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.M)) == {*SCORES, "combined"}
+    assert set(re.findall(r"--preset (\S+)", page)) <= set(preset_names())
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -188,6 +188,10 @@ def test_anomaly_detection_has_a_table_of_its_own(place):
         assert row(text, "chance")[1:] == [".388"] * 5
         assert row(text, "| the paper (", ".336")[1:] == [".336", ".630", ".619", ".463", ".413"]
     assert "BiGAN" in page and "BiGAN" not in block
+    choosing = result("mnist-anomaly", {"auprc": {"1": {"mean": 0.123, "spread": 0.1}}}, per_seed=seeds)
+    choosing["config"]["data"]["labels"] = "clusters"
+    put(place, choosing=choosing)
+    assert ".123" not in "".join(written(place))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"metrics": {}}', json.dumps(dict.fromkeys(results.KEYS))])

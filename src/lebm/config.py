@@ -78,6 +78,7 @@ class Data:
     limit: int | None = None  # take only the first so many training rows
     test_fraction: float = 0.1  # for data without an official test split
     held_out: int | None = None  # this label is the anomaly: never trained on, all of it in the test split
+    labels: Literal["own", "clusters"] = "own"  # whose label: the data set's, or the number of a cluster found without them, to choose settings by
 
 
 @dataclass(frozen=True)

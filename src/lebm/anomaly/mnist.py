@@ -251,6 +251,7 @@ def _protocol(config: Config) -> dict[str, Any]:
     return {
         "checkpoint": f"each of the last {config.anomaly.epochs} epochs",
         "score": config.anomaly.score,
+        "labels": config.data.labels,
         "split": SPLIT,
         "auprc": "average precision, anomalies positive; mean and standard deviation over the last epochs of all seeds",
         "auprc_fifth": "the same with a random fifth of the anomalies",

@@ -56,7 +56,7 @@ def load(config: Config, root: str | Path | None = None, progress: Progress | No
         _check_shape(name, splits.train, config.image)
         _check_shape(name, splits.test, config.image)
     if config.data.held_out is not None:
-        splits = hold_out(splits, config.data.held_out)
+        splits = hold_out(splits, config.data.held_out, config.data.labels)
     if config.data.limit is None:
         return splits
     labels = None if splits.train_labels is None else splits.train_labels[: config.data.limit]
