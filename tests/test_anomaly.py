@@ -1,5 +1,6 @@
 """Scores of a model, the density of normal rows, and the paper's experiment on the embedded digits."""
 
+import copy
 import json
 import math
 import os
@@ -82,6 +83,17 @@ def test_an_unknown_score_and_a_missing_calibration(models):
         Scorer(models["langevin"], "odd")
     with pytest.raises(DataError, match="fitted to normal rows"):
         Scorer(models["langevin"], "combined")(load(resolve("digits")).test[:5])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", ["error", "prior", "combined"])
+def test_a_gpu_gives_the_same_scores(models, name):
+    s = load(resolve("digits"))
+    here = Scorer(models["amortised"], name).fit(s.train)(s.test)
+    model = copy.deepcopy(models["amortised"]).to("cuda")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        there = Scorer(model, name).fit(s.train)(s.test)
+    assert there.device.type == "cpu" and float((here - there).abs().median()) < 0.01 * float(here.std())
 
 
 # --- the density of normal rows ---------------------------------------------------------------------------------------
