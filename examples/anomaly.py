@@ -61,7 +61,8 @@ def main(argv=None):
         print(f"{name}: {len(train)} normal rows to learn from, {len(test)} to judge, chance {chance(anomalous):.3f}")
         for who, values in scores.items():
             print(f"  {who:20} AUPRC {auprc(values, anomalous):.3f}")
-        print(f"  {detector.predict(test[anomalous]).mean():.0%} of the anomalies are found at a false alarm in {1 / detector.contamination:.0f}")
+        found, alarms = (detector.predict(test[which]).mean() for which in (anomalous, ~anomalous))
+        print(f"  above its threshold: {found:.0%} of the anomalies, {alarms:.0%} of the normal rows")
         pixels = test[:, None] if test.ndim == 3 else None
         print("  " + str(figures.save(draw(scores["lebm"], anomalous, pixels, f"lebm.Detector on the {name}"), args.out / f"anomaly-{name}.png")))
 

@@ -29,7 +29,7 @@ from lebm.generators.image import to_x
 from lebm.model import LatentEBM, restore
 from lebm.training import pick_device, train
 
-# An encoder infers z and the paper's chain synthesises; rates for a thousand updates or two rather than for seventy thousand.
+# An encoder infers z and the paper's chain synthesises; rates for a thousand updates rather than for seventy thousand.
 COMMON: dict[str, Any] = {
     "draw.posterior": "amortised",
     "learning.prior_rate": 1e-4,
@@ -39,7 +39,7 @@ COMMON: dict[str, Any] = {
     "learning.l2": 1e-2,  # bounds f, and with it z: a detector must not diverge
     "chains.prior.steps": 30,
 }
-IMAGES: dict[str, Any] = {"nz": 16, "generator.kind": "image", "generator.ngf": 16, "encoder.width": 16, "training.steps": 2000}
+IMAGES: dict[str, Any] = {"nz": 16, "generator.kind": "image", "generator.ngf": 16, "encoder.width": 16, "training.steps": 1000}
 TABLE: dict[str, Any] = {"generator.kind": "table", "encoder.width": 64, "prior.width": 64, "training.steps": 1000}
 FITTED = ("decision_scores_", "labels_", "mean_", "scale_")  # arrays of a saved detector
 
