@@ -26,7 +26,7 @@ from lebm.generators.image import to_x  # noqa: E402
 from lebm.learn import make_optimizer  # noqa: E402
 from lebm.log import read as read_log  # noqa: E402
 from lebm.model import LatentEBM  # noqa: E402
-from lebm.prior import EnergyPrior  # noqa: E402
+from lebm.prior import EnergyPrior, GaussianPrior  # noqa: E402
 from lebm.rng import stream  # noqa: E402
 from lebm.state import TrainingState  # noqa: E402
 from lebm.training import choose_engine, train  # noqa: E402
@@ -66,6 +66,17 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+def move_base(prior: GaussianPrior) -> None:
+    """A fitted p_0 away from N(0, I), correlated."""
+    rng = torch.Generator().manual_seed(8)
+    root = torch.tril(0.3 * torch.randn(prior.nz, prior.nz, generator=rng) / prior.nz**0.5, -1) + torch.diag(
+        0.5 + torch.rand(prior.nz, generator=rng)
+    )
+    prior.mean.copy_(torch.randn(prior.nz, generator=rng))
+    prior.root.copy_(root)
+    prior.inverse.copy_(torch.linalg.inv(root))
+
+
 def images(config: Config, rows: int) -> Tensor:
     g = config.generator
     return torch.randint(0, 256, (rows, g.channels, g.size, g.size), generator=torch.Generator().manual_seed(3), dtype=torch.uint8).to(DEVICE)
@@ -95,9 +106,11 @@ def test_generator_kernels_agree_with_autograd_in_float64(preset: str, stored: s
 
 
 @interpreted
-@pytest.mark.parametrize(("nz", "width"), [(5, 24), (100, 200), (128, 256), (33, 130)])
-def test_energy_score_agrees_with_the_closed_form(nz: int, width: int) -> None:
-    prior = shaken(EnergyPrior(nz, resolve("svhn", [f"prior.width={width}"]).prior)).to(DEVICE)
+@pytest.mark.parametrize(("nz", "width", "base"), [(5, 24, "standard"), (100, 200, "fitted"), (128, 256, "standard"), (33, 130, "fitted")])
+def test_energy_score_agrees_with_the_closed_form(nz: int, width: int, base: str) -> None:
+    prior = shaken(EnergyPrior(nz, resolve("svhn", [f"prior.width={width}", f"prior.base={base}"]).prior)).to(DEVICE)
+    if base == "fitted":
+        move_base(prior)
     assert fits(prior)
     z = torch.randn(19, nz, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     out = torch.full_like(z, torch.nan)
@@ -119,18 +132,24 @@ def noise(seed: Tensor, rows: int, steps: int, nz: int) -> Tensor:
 
 
 @interpreted
-def test_prior_chain_follows_the_reference_path_with_the_same_noise() -> None:
-    prior = shaken(EnergyPrior(12, resolve("svhn", ["prior.width=40"]).prior)).to(DEVICE)
+@pytest.mark.parametrize("base", ["standard", "fitted"])
+def test_prior_chain_follows_the_reference_path_with_the_same_noise(base: str) -> None:
+    prior = shaken(EnergyPrior(12, resolve("svhn", ["prior.width=40", f"prior.base={base}"]).prior)).to(DEVICE)
+    if base == "fitted":
+        move_base(prior)
     chain, rows, seed = Chain(6, 0.4), 21, torch.tensor([123456789012345], device=DEVICE)
     out, start = torch.empty(rows, 12, device=DEVICE), torch.empty(rows, 12, device=DEVICE)
     FastPrior(prior, torch.float32).chain(out, start, seed, chain)
     e = noise(seed, rows, chain.steps, 12).double()
-    z, reference = e[0], copy.deepcopy(prior).double()
-    assert relative(start, z) < 1e-6
+    u, reference = e[0], copy.deepcopy(prior).double()
+    assert relative(start, reference.place(u)) < 1e-6
     with torch.no_grad():
         for k in range(chain.steps):
-            z = z + 0.08 * reference.score(z) + 0.4 * e[k + 1]
-    assert relative(out, z) < CLOSE
+            u = u + 0.08 * reference.white_score(u) + 0.4 * e[k + 1]
+    assert relative(out, reference.place(u)) < CLOSE
+    again = torch.empty_like(out)  # and from a start that is given, as z
+    FastPrior(prior, torch.float32).chain(again, start, seed, chain, fresh=False)
+    assert relative(again, out) < CLOSE
 
 
 def test_the_noise_is_standard_normal_and_differs_between_seeds() -> None:
@@ -163,13 +182,15 @@ def test_prior_chain_has_the_exact_law_of_a_flat_energy() -> None:
 @interpreted
 @pytest.mark.parametrize(
     "settings",
-    [[], ["learning.l2=0.1", "learning.clip=0.5"], ["prior.kind=gaussian"], ["prior.depth=3"]],
-    ids=["plain", "l2-clip", "gaussian", "deep"],
+    [[], ["learning.l2=0.1", "learning.clip=0.5", "prior.base=fitted"], ["prior.kind=gaussian", "prior.base=fitted"], ["prior.depth=3"]],
+    ids=["plain", "l2-clip-fitted", "gaussian-fitted", "deep"],
 )
 def test_one_learning_step_equals_the_reference_with_the_same_noise(settings: list[str]) -> None:
     config = small("mnist", "chains.prior.steps=4", "chains.posterior.steps=3", *settings)
     model = LatentEBM(config).to(DEVICE)
     shaken(model)
+    if config.prior.base == "fitted":
+        move_base(model.prior)
     reference = copy.deepcopy(model).double()
     optimizer = make_optimizer(model, config.learning)
     rows = 5
@@ -197,6 +218,9 @@ def test_one_learning_step_equals_the_reference_with_the_same_noise(settings: li
         assert p.grad is not None and q.grad is not None
         if float(q.grad.norm()) > 1e-9:  # the energy's last bias has a gradient of exactly zero without L2
             assert relative(p.grad, q.grad) < 10 * CLOSE, name
+    if config.prior.base == "fitted":
+        reference.prior.see(z_pos)
+        assert relative(model.prior.first, reference.prior.first) < CLOSE and relative(model.prior.second, reference.prior.second) < CLOSE
     before = copy.deepcopy(reference)
     make_optimizer(reference, config.learning).step()
     for (name, p), q, r in zip(model.named_parameters(), reference.parameters(), before.parameters(), strict=True):

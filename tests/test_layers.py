@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "log": set(),
     "checkpoint": set(),
     "metrics": set(),
-    "prior": {"config"},
+    "prior": {"config", "sampler"},  # a prior knows on which coordinates its chains walk
     "generators": {"config"},
     "model": SMALL | {"methods"},
     "likelihood": BELOW_LEARN,

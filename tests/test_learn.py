@@ -11,6 +11,7 @@ from torch import nn
 from lebm.config import Chain, Chains, Learning, resolve
 from lebm.learn import Step, describe, learn_step, make_optimizer
 from lebm.model import LatentEBM
+from lebm.prior import GaussianPrior
 
 FROZEN = Learning(prior_rate=0.0, generator_rate=0.0)
 TINY = ["nz=4", "prior.width=8", "generator.ngf=3", "chains.prior.steps=5", "chains.posterior.steps=4"]
@@ -31,24 +32,18 @@ def log_normal(r):
 # --- a. the linear tilt: f = alpha.z and x = z + sigma e ----------------------------------------------------------------
 
 
-class LinearTilt(nn.Module):
+class LinearTilt(GaussianPrior):
     """exp(alpha.z) N(z; 0, I) is N(alpha, I)."""
 
     def __init__(self, nz):
-        super().__init__()
-        self.nz, self.alpha = nz, nn.Parameter(torch.zeros(nz, dtype=torch.float64))
+        super().__init__(nz)
+        self.double().alpha = nn.Parameter(torch.zeros(nz, dtype=torch.float64))
 
     def f(self, z):
         return z @ self.alpha
 
     def score(self, z):
         return self.alpha - z
-
-    def log_prob(self, z):
-        return self.f(z) + log_normal(z)
-
-    def draw_base(self, n, rng):
-        return torch.randn(n, self.nz, generator=rng, dtype=torch.float64)
 
 
 class Shifted(nn.Module):

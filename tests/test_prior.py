@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from torch import nn
 
-from lebm.config import Prior
+from lebm.config import Chain, Prior
 from lebm.prior import PRIORS, EnergyPrior, GaussianPrior, log_normal
 
 ACTIVATIONS = {"leaky_relu": lambda leak: nn.LeakyReLU(leak), "gelu": lambda _: nn.GELU(), "silu": lambda _: nn.SiLU(), "tanh": lambda _: nn.Tanh()}
@@ -168,3 +168,78 @@ def test_network_has_the_asked_for_layers_and_xavier_weights():
     w = prior.layers[1].weight.detach().double()
     # variance 2/(fan in + fan out) of 40,000 values, within 5 standard errors
     assert abs(w.var().item() * 200 - 1) < 5 * math.sqrt(2 / w.numel())
+
+
+# --- a fitted p_0 -----------------------------------------------------------------------------------------------------
+
+
+def fitted(nz, seed=0, **config):
+    """A prior over N(m, S) with a known m and S = L L'."""
+    prior = energy(nz, seed, base="fitted", **config)
+    root = torch.tril(normal(nz, nz, seed=seed + 50), -1) / nz + torch.diag(0.5 + normal(nz, seed=seed + 51).abs())
+    prior.mean.copy_(normal(nz, seed=seed + 52))
+    prior.root.copy_(root)
+    prior.inverse.copy_(torch.linalg.inv(root))
+    return prior, torch.distributions.MultivariateNormal(prior.mean, scale_tril=root)
+
+
+def test_a_fitted_base_is_the_gaussian_it_was_fitted_to():
+    prior, p_0 = fitted(6, width=8, activation="tanh")
+    z = (2 * normal(40, 6, seed=3)).requires_grad_()
+    u = torch.linalg.solve(prior.root, (z - prior.mean).T).T
+    log_p = plain(prior)(u)[:, 0] + p_0.log_prob(z)
+    torch.testing.assert_close(prior.log_prob(z), log_p, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(prior.score(z), torch.autograd.grad(log_p.sum(), z)[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(prior.place(prior.white(z)), z, rtol=1e-12, atol=1e-12)
+
+
+def test_a_fitted_prior_integrates_to_the_expectation_of_its_exponential():
+    prior, p_0 = fitted(1, seed=4, width=6, activation="tanh")
+    z = torch.linspace(-20, 20, 8001, dtype=torch.float64)[:, None]
+    expected = (plain(prior)(prior.white(z))[:, 0] + p_0.log_prob(z)).exp().sum().item() * 0.005
+    assert prior.log_prob(z).exp().sum().item() * 0.005 == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_base_follows_what_it_sees():
+    """Batches of N(m, S), longer than the memory: mean and covariance within 5 standard errors of the rows in memory."""
+    prior = GaussianPrior(3, Prior(kind="gaussian", base="fitted")).double()
+    _, p_0 = fitted(3, seed=2)
+    for i in range(8000):
+        prior.see(p_0.loc + normal(20, 3, seed=i) @ p_0.scale_tril.T)
+    assert torch.equal(prior.root, torch.eye(3, dtype=torch.float64))  # only a refit moves it
+    prior.refit()
+    rows = 20 * 2 / 1e-3  # of an average that forgets
+    variance = p_0.covariance_matrix.diagonal()
+    assert bool(((prior.mean - p_0.loc).abs() < 5 * (variance / rows).sqrt() + 1e-3).all())
+    found = prior.root @ prior.root.T
+    error = (torch.outer(variance, variance) + p_0.covariance_matrix.square()).div(rows).sqrt()
+    assert bool(((found - p_0.covariance_matrix).abs() < 5 * error + 2e-3).all())
+    e = normal(100_000, 3, seed=1)
+    torch.testing.assert_close(torch.cov(prior.place(e).T), found, rtol=0.03, atol=0.02)
+    torch.testing.assert_close(prior.inverse @ prior.root, torch.eye(3, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+def test_a_base_that_cannot_be_fitted_stays():
+    prior = GaussianPrior(2, Prior(kind="gaussian", base="fitted"))
+    prior.second.fill_(float("nan"))
+    prior.refit()
+    assert torch.equal(prior.root, torch.eye(2)) and torch.equal(prior.mean, torch.zeros(2))
+
+
+def test_the_chain_of_a_fitted_prior_has_its_finite_law():
+    """f = 0: u <- (1 - s^2/2) u + s e at every step, whatever S is; 5 standard errors."""
+    prior, p_0 = fitted(4, seed=6, width=3)
+    with torch.no_grad():
+        prior.layers[-1].weight.zero_()
+    n, s, k = 100_000, 0.4, 5
+    seen = {}
+    z0 = p_0.loc.expand(n, -1)  # u = 0
+    with torch.no_grad():
+        z = prior.walk(z0, Chain(k, s), torch.Generator().manual_seed(3), watch=lambda i, z: seen.update({i: z}))
+    a = 1 - s * s / 2
+    variance = s * s * (1 - a ** (2 * k)) / (1 - a * a)
+    torch.testing.assert_close(torch.cov(z.T) / variance, p_0.covariance_matrix, rtol=0.03, atol=0.03)
+    assert abs(prior.white(z).var().item() / variance - 1) < 5 * math.sqrt(2 / z.numel())
+    assert set(seen) == set(range(k + 1))
+    torch.testing.assert_close(seen[0], z0, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(seen[k], z, rtol=0, atol=0)

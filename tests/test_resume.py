@@ -37,6 +37,7 @@ FEATURES = {
     "all": ["learning.ema=0.9", "learning.clip=0.5", "learning.l2=0.1", "learning.decay=0.5", "learning.betas=[0.9, 0.99]"],
     "decay": ["learning.decay=0.5"],
     "gaussian": ["prior.kind=gaussian"],
+    "fitted": ["prior.base=fitted"],
     "warm": ["draw.posterior=warm", "draw.prior=warm", *SMALL_NETWORKS],
     "persistent": ["draw.prior=persistent", "draw.chains=30", "draw.refresh=0.3"],
     "networks-ema": ["draw.posterior=amortised", "draw.prior=flow", "learning.ema=0.9", "learning.decay=0.5", *SMALL_NETWORKS],
@@ -71,8 +72,9 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_two_and_two_steps_are_four(tmp_path, feature):
-    """Three steps an epoch: the pause lies inside one, the boundary after it."""
+def test_two_and_two_steps_are_four(tmp_path, feature, monkeypatch):
+    """Three steps an epoch: the pause lies inside one, the boundary after it; p_0, where it is fitted, moves at steps 2 and 4."""
+    monkeypatch.setattr("lebm.training.REFIT", 2)
     settings = [*FEATURES[feature], "data.limit=60", "training.batch=20"]
     if any(s in ("draw.prior=flow", "draw.prior=warm") for s in settings):
         pytest.importorskip("zuko")

@@ -499,3 +499,37 @@ def test_two_processes_do_not_share_a_run(tmp_path):
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     os.close(fd)
     lebm.train(tiny("training.steps=2"), run=tmp_path / "run", resume=True)
+
+
+# --- starting with the networks of another run ------------------------------------------------------------------------
+
+
+def same(a, b):
+    return all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+
+
+def test_a_run_can_start_with_the_networks_of_another(tmp_path):
+    old = train(tiny("training.steps=2"), run=tmp_path / "old")
+    new = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}", "seed=7"), run=tmp_path / "new")
+    assert same(old.generator, new.generator) and same(old.prior, new.prior)
+    other = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old' / 'model.safetensors'}", "prior.base=fitted"))
+    assert same(old.generator, other.generator) and not torch.equal(other.prior.layers[0].weight, old.prior.layers[0].weight)
+
+
+def test_a_frozen_generator_keeps_its_weights_while_the_prior_learns(tmp_path, monkeypatch):
+    monkeypatch.setattr("lebm.training.REFIT", 2)
+    old = train(tiny("training.steps=2"), run=tmp_path / "old")
+    settings = (f"training.start_from={tmp_path / 'old'}", "prior.base=fitted", "learning.generator_rate=0", "training.steps=3")
+    new = train(tiny(*settings), run=tmp_path / "new")
+    assert same(old.generator, new.generator)
+    assert not torch.equal(new.prior.root, torch.eye(len(new.prior.root)))
+    (tmp_path / "old").rename(tmp_path / "gone")  # what is learned since does not need it
+    train(tmp_path / "new", run=tmp_path / "new", resume=True)
+
+
+def test_networks_that_do_not_fit_are_refused(tmp_path):
+    train(tiny("training.steps=0"), run=tmp_path / "old")
+    with pytest.raises(ConfigError, match=r"training.start_from is .*old, which has generator = .*; this run has .*: make them equal"):
+        train(tiny(f"training.start_from={tmp_path / 'old'}", "generator.sigma=0.5"))
+    with pytest.raises(CheckpointError, match="nowhere"):
+        train(tiny("training.start_from=nowhere"))

@@ -557,7 +557,8 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show this one resol
     for p in preset_names():
         c = resolve(p)
         prior = c.prior
-        kind = "N(0, I)" if prior.kind == "gaussian" else f"{prior.width} x {prior.depth}"
+        base = "N(0, I)" if prior.base == "standard" else "N(m, S)"
+        kind = base if prior.kind == "gaussian" else f"{prior.width} x {prior.depth}"
         table.add_row(
             p,
             c.data.name,

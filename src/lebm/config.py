@@ -84,6 +84,7 @@ class Data:
 @dataclass(frozen=True)
 class Prior:
     kind: Literal["energy", "gaussian"] = "energy"
+    base: Literal["standard", "fitted"] = "standard"  # p_0, which the energy tilts: N(0, I), or N(m, S) with the moments of posterior draws
     width: int = 200
     depth: int = 2  # hidden layers
     activation: Literal["leaky_relu", "gelu", "silu", "tanh"] = "leaky_relu"
@@ -208,6 +209,7 @@ class Training:
     batch: int = 100
     log_every: int = 50
     checkpoint_every: int = 1000
+    start_from: str | None = None  # a run folder or model file whose networks this run starts with, in place of random ones
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from lebm.metrics.inception import FILE, Features, precision
 from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
-from lebm.sampler import langevin
 from lebm.speed import inference, iteration_ms
 from lebm.training import fitting_threads, pick_device, refuse_handed_in
 
@@ -401,5 +400,5 @@ def energy_profile(model: LatentEBM, seed: int, steps: int, chains: int = 200) -
     rng = stream(seed, "profile", model.device)
     seen: list[Tensor] = []
     chain = replace(model.config.chains.prior, steps=steps)
-    langevin(model.prior.score, model.prior.draw_base(chains, rng), chain, rng, watch=lambda k, z: seen.append(-model.prior.f(z)))
+    model.prior.walk(model.prior.place(model.prior.draw_base(chains, rng)), chain, rng, watch=lambda k, z: seen.append(-model.prior.f(z)))
     return torch.stack(seen).cpu().numpy()

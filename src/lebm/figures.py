@@ -197,7 +197,7 @@ def transition(pixels: Any, steps: Sequence[int], energy: Any, trained: int | No
     top.set_xticks([(i + 0.5) * pitch for i in shown], [f"{steps[i]:,}" for i in shown], color=INK, fontsize=9)
     top.tick_params(length=0)
     top.spines[:].set_visible(False)
-    top.set_title(f"{rows} chains from N(0, I), by Langevin step", loc="left", color=INK, fontsize=10)
+    top.set_title(f"{rows} chains from noise, by Langevin step", loc="left", color=INK, fontsize=10)
     _draw_profile(below, np.asarray(energy, dtype=np.float64), trained)
     return figure
 

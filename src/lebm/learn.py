@@ -42,8 +42,8 @@ def held(generator: nn.Module, x: Tensor, rng: torch.Generator) -> AbstractConte
 def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator) -> Step:
     with torch.no_grad():
         e_neg, e_pos = model.prior.draw_base(len(x), rng), model.prior.draw_base(len(x), rng)
-        z0_neg, z0_pos = model.synthesis.start(e_neg), model.inference.start(e_pos, x)  # in the paper: the noise itself
-        z_neg = langevin(model.prior.score, z0_neg, chains.prior, rng)
+        z0_neg, z0_pos = model.start_prior(e_neg), model.inference.start(e_pos, x)  # in the paper: the noise itself
+        z_neg = model.prior.walk(z0_neg, chains.prior, rng)
         z_pos = langevin(partial(model.posterior_score, x), z0_pos, chains.posterior, rng)
     f_pos, f_neg = model.prior.f(z_pos), model.prior.f(z_neg)
     log_px = model.generator.log_prob(x, z_pos).mean()  # type: ignore[operator]
@@ -58,6 +58,7 @@ def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, c
         for net in model.networks().values():
             nn.utils.clip_grad_norm_(list(net.parameters()), learning.clip)
     optimizer.step()
+    model.prior.see(z_pos)  # in the paper: nothing
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
 
 

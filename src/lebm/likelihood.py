@@ -30,7 +30,7 @@ ACCEPTED = 0.6  # share of moves that the pilot run steers to, near the best for
 
 @dataclass(frozen=True)
 class LogZ:
-    """log Z = log E exp f over N(0, I). `error` is one standard error; `ess` how many of the `chains` weights count."""
+    """log Z = log E exp f over p_0. `error` is one standard error; `ess` how many of the `chains` weights count."""
 
     value: float
     error: float
@@ -62,7 +62,7 @@ class LogLikelihood:
 
 @torch.no_grad()
 def log_z(prior: GaussianPrior, *, chains: int = 1000, temperatures: int = 500, seed: int = 0, progress: Progress | None = None) -> LogZ:
-    """Walkers from N(0, I) to the prior over a ladder of temperatures f -> b f, b from 0 to 1."""
+    """Walkers from p_0 to the prior over a ladder of temperatures f -> b f, b from 0 to 1; on u, where p_0 is N(0, I)."""
     if chains < 2 or temperatures < 1:
         raise DataError(f"log Z from {chains} chains over {temperatures} temperatures; give at least 2 chains and 1 temperature")
     device = _device(prior)
@@ -182,7 +182,8 @@ def _normal(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tilted(prior: GaussianPrior, z: Tensor) -> tuple[Tensor, Tensor]:
-    return prior.log_prob(z), prior.score(z)
+    """On u where p_0 is fitted, on z otherwise, which is then the same."""
+    return (prior.tilt(z) + log_normal(z), prior.white_score(z)) if prior.fitted else (prior.log_prob(z), prior.score(z))
 
 
 def _device(prior: GaussianPrior) -> torch.device:

@@ -18,7 +18,7 @@ from lebm.config import Config, from_dict
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import GENERATORS, TextGenerator
 from lebm.generators.image import as_floats, as_tensor
-from lebm.methods import Proposed, goes_on
+from lebm.methods import Fresh, Proposed, goes_on
 from lebm.methods.ways import Drawing, choose, make_inference, make_synthesis
 from lebm.prior import PRIORS
 from lebm.rng import stream
@@ -60,7 +60,16 @@ class LatentEBM(nn.Module):
     def drawing(self, kind: str, by: str | None = None, steps: int | None = None) -> Drawing:
         """How z is drawn from the `prior` or `posterior`: by the run's own way and chain, or by those given."""
         way, chain = (self.synthesis, self.config.chains.prior) if kind == "prior" else (self.inference, self.config.chains.posterior)
-        return choose(kind, getattr(self.config.draw, kind), way, chain, by, steps)
+        base = "N(m, S)" if kind == "prior" and self.prior.fitted else "N(0, I)"
+        return choose(kind, getattr(self.config.draw, kind), way, chain, by, steps, base)
+
+    def start_prior(self, e: Tensor) -> Tensor:
+        """Where prior chains start, from N(0, I) noise, by the run's own way."""
+        return self.synthesis.start(self.noise(self.synthesis, e))
+
+    def noise(self, way: Fresh, e: Tensor) -> Tensor:
+        """What a prior's way starts from: draws of p_0, or the noise itself where a network takes it further."""
+        return e if isinstance(way, Proposed) else self.prior.place(e)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) + log Z = f(z) + log N(z; 0, I) + log p(x|z), a number a row (equation 1)."""
@@ -86,8 +95,8 @@ class LatentEBM(nn.Module):
         chain = drawing.chain
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
-            start, rounds = goes_on(drawing.way, self.prior.draw_base(CHUNK, rng), i)
-            z = langevin(self.prior.score, start, replace(chain, steps=rounds * chain.steps), rng)[: n - i]
+            start, rounds = goes_on(drawing.way, self.noise(drawing.way, self.prior.draw_base(CHUNK, rng)), i)
+            z = self.prior.walk(start, replace(chain, steps=rounds * chain.steps), rng)[: n - i]
             if progress:
                 progress(i + len(z), n)
             yield z

@@ -1,6 +1,6 @@
 """p_alpha(z): a small energy network tilts N(0, I) (equation 2 of the paper).
 
-f is the NEGATIVE energy: log p_alpha(z) = f(z) + log N(z; 0, I) - log Z, with Z = E over N(0, I) of exp f.
+f is the NEGATIVE energy: log p_alpha(z) = f(z) + log p_0(z) - log Z, with Z = E over p_0 of exp f; p_0 is N(0, I) in the paper.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.config import Prior
+from lebm.sampler import ChainLike, langevin
+
+SEEN = 1e-3  # weight of a batch in the running moments behind a fitted p_0
+FLOOR = 1e-4  # added to its variances
+REFIT = 100  # updates between two fits
 
 
 def log_normal(z: Tensor) -> Tensor:
@@ -23,34 +28,95 @@ def log_normal(z: Tensor) -> Tensor:
 
 
 class GaussianPrior(nn.Module):
-    """f = 0: the fixed prior of the ablation. Nothing is learned and draws are exact."""
+    """f = 0: the prior is p_0 itself. Nothing is learned by gradient and draws are exact.
+
+    p_0 is N(0, I), the paper's, or (prior.base: fitted) N(m, S) with the mean and covariance of posterior draws. A chain of the prior, and
+    f, then live on the whitened u, z = m + L u with L L' = S: p_alpha(z) is proportional to exp(f(u)) N(u; 0, I). The energy is left
+    to say what a Gaussian cannot, and chains start where the posterior is.
+    """
+
+    mean: Tensor
+    root: Tensor  # L
+    inverse: Tensor  # of L
+    first: Tensor  # running means of z and of z z'
+    second: Tensor
 
     def __init__(self, nz: int, config: Prior | None = None) -> None:
         super().__init__()
         self.nz = nz
+        self.fitted = config is not None and config.base == "fitted"
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
+        if self.fitted:
+            for name in ("mean", "first"):
+                self.register_buffer(name, torch.zeros(nz))
+            for name in ("root", "inverse", "second"):
+                self.register_buffer(name, torch.eye(nz))
+
+    def tilt(self, u: Tensor) -> Tensor:
+        """f as a function of the whitened u."""
+        return u.new_zeros(len(u))
+
+    def white_score(self, u: Tensor) -> Tensor:
+        """grad_u [f + log N(u; 0, I)]."""
+        return -u
 
     def f(self, z: Tensor) -> Tensor:
-        return z.new_zeros(len(z))
+        return self.tilt(self.white(z))
 
     def score(self, z: Tensor) -> Tensor:
-        return -z
+        """grad_z [f(z) + log p_0(z)]."""
+        return self.white_score(self.white(z)) @ self.inverse if self.fitted else self.white_score(z)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log p_alpha(z) + log Z: normalised up to log Z, which no chain and no gradient needs."""
-        return self.f(z) + log_normal(z)
+        log_p = self.f(z) + log_normal(self.white(z))
+        return log_p + self.inverse.diagonal().log().sum() if self.fitted else log_p
 
     def draw_base(self, n: int, rng: torch.Generator) -> Tensor:
-        """n rows of the reference distribution p_0 = N(0, I), where every chain starts."""
+        """n rows of N(0, I): the noise behind every start. place() turns it into draws of p_0."""
         where: Tensor = self._where  # type: ignore[assignment]
         return torch.randn(n, self.nz, generator=rng, device=where.device, dtype=where.dtype)
+
+    def place(self, u: Tensor) -> Tensor:
+        """u -> z."""
+        return torch.addmm(self.mean, u, self.root.T) if self.fitted else u
+
+    def white(self, z: Tensor) -> Tensor:
+        """z -> u."""
+        return (z - self.mean) @ self.inverse.T if self.fitted else z
+
+    def walk(self, z: Tensor, chain: ChainLike, rng: torch.Generator, watch: Callable[[int, Tensor], None] | None = None) -> Tensor:
+        """A Langevin chain of the prior from z; where p_0 is fitted on u, so that one step size suits all directions."""
+        if not self.fitted:
+            return langevin(self.score, z, chain, rng, watch=watch)
+        seen = None if watch is None else lambda k, u: watch(k, self.place(u))
+        return self.place(langevin(self.white_score, self.white(z), chain, rng, watch=seen))
+
+    @torch.no_grad()
+    def see(self, z_pos: Tensor) -> None:
+        """Posterior draws of a learning step, for a fitted p_0: nothing but sums, so that it can be captured."""
+        if self.fitted:
+            self.first.lerp_(z_pos.mean(0), SEEN)
+            self.second.lerp_(z_pos.T @ z_pos / len(z_pos), SEEN)
+
+    @torch.no_grad()
+    def refit(self) -> None:
+        """Move p_0 to what has been seen."""
+        if not self.fitted:
+            return
+        first, second = self.first.double().cpu(), self.second.double().cpu()
+        root, bad = torch.linalg.cholesky_ex(second - first.outer(first) + FLOOR * torch.eye(self.nz, dtype=torch.float64))
+        if not bad and bool(torch.isfinite(root).all()):  # where z has run away the guard stops the run
+            self.mean.copy_(first)
+            self.root.copy_(root)
+            self.inverse.copy_(torch.linalg.inv(root))
 
 
 class EnergyPrior(GaussianPrior):
     """f is an MLP with a scalar output; its score is written out, so chains need no autograd."""
 
     def __init__(self, nz: int, config: Prior | None = None) -> None:
-        super().__init__(nz)
+        super().__init__(nz, config)
         config = config or Prior()
         self.config = config
         sizes = [nz] + [config.width] * config.depth + [1]
@@ -62,24 +128,24 @@ class EnergyPrior(GaussianPrior):
     def linear(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
-    def f(self, z: Tensor) -> Tensor:
+    def tilt(self, u: Tensor) -> Tensor:
         *hidden, last = self.linear()
-        h = z
+        h = u
         for layer in hidden:
             h = self._act(layer(h))
         return last(h).squeeze(-1)
 
-    def score(self, z: Tensor) -> Tensor:
-        """grad_z [f(z) + log N(z; 0, I)] in closed form: back through the layers by hand."""
+    def white_score(self, u: Tensor) -> Tensor:
+        """grad_u [f(u) + log N(u; 0, I)] in closed form: back through the layers by hand."""
         *hidden, last = self.linear()
-        h, us = z, []
+        h, vs = u, []
         for layer in hidden:
-            us.append(layer(h))
-            h = self._act(us[-1])
-        g = last.weight.expand(len(z), -1)
-        for layer, u in zip(reversed(hidden), reversed(us), strict=True):
-            g = self._back(g, u) @ layer.weight
-        return g - z
+            vs.append(layer(h))
+            h = self._act(vs[-1])
+        g = last.weight.expand(len(u), -1)
+        for layer, v in zip(reversed(hidden), reversed(vs), strict=True):
+            g = self._back(g, v) @ layer.weight
+        return g - u
 
 
 PRIORS: dict[str, type[GaussianPrior]] = {"energy": EnergyPrior, "gaussian": GaussianPrior}

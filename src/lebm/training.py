@@ -25,7 +25,8 @@ from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
 from lebm.learn import Step, describe, float32_convolutions, learn_step
 from lebm.log import Log, progress_bar
-from lebm.model import LatentEBM
+from lebm.model import LatentEBM, load
+from lebm.prior import REFIT
 from lebm.runs import Run, check_run, started
 from lebm.state import TrainingState
 from lebm.words import from_sentences
@@ -70,6 +71,8 @@ def train(
         raise CheckpointError("resume needs the run folder to go on with; give run=...")
     net = _build(config, model).to(where)
     rows = _rows(config, net, data, data_dir, console)
+    if config.training.start_from and not resume:
+        take_over(net, config.training.start_from)
     state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
     batches = make_batches(config, rows, where)
     if folder is not None:
@@ -116,6 +119,24 @@ def _build(config: Config, model: nn.Module | None) -> LatentEBM:
 def make_batches(config: Config, rows: Tensor, device: torch.device) -> Batches:
     kind = SentenceBatches if config.generator.kind == "text" and rows.ndim == 2 else Batches
     return kind(rows, config.training.batch, config.seed, device)
+
+
+def take_over(model: LatentEBM, source: str) -> None:
+    """Start with the networks of another run: its generator, and of the others those that are configured alike."""
+    old = load(source, model.device)
+    for part in ("nz", "generator"):
+        mine, its = getattr(model.config, part), getattr(old.config, part)
+        if mine != its:
+            raise ConfigError(f"training.start_from is {source}, which has {part} = {its}; this run has {mine}: make them equal")
+    facts: dict[str, Any] = getattr(old.generator, "facts", dict)()
+    if facts != getattr(model.generator, "facts", dict)():
+        raise ConfigError(f"training.start_from is {source}, which was learned from other words; start from a run on the same text")
+    sections = {"generator": (), "prior": ("prior",), "inference": ("encoder",), "synthesis": ("flow",)}
+    for name, keys in sections.items():
+        ours, theirs = getattr(model, name), getattr(old, name)
+        same = type(ours) is type(theirs) and all(getattr(model.config, k) == getattr(old.config, k) for k in keys)
+        if same and {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}:
+            ours.load_state_dict(theirs.state_dict())
 
 
 def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Console | None) -> Tensor:
@@ -197,6 +218,8 @@ class Loop:
             seen = engine(rows)
             state.average()
             state.step += 1
+            if state.step % REFIT == 0:
+                state.model.prior.refit()
             now = time.monotonic()
             late = self.max_seconds is not None and now - started > self.max_seconds
             last = late or bool(stop) or state.step == config.steps

@@ -17,7 +17,6 @@ from lebm.generators import TextGenerator
 from lebm.generators.image import to_pixels
 from lebm.model import CHUNK, LatentEBM
 from lebm.rng import stream
-from lebm.sampler import langevin
 
 if TYPE_CHECKING:
     from lebm.analysis import Subject
@@ -72,7 +71,7 @@ def visit(
         if progress:
             progress(k, steps)
 
-    langevin(model.prior.score, model.prior.draw_base(CHUNK, rng)[:WATCHED], chain, rng, watch=watch)
+    model.prior.walk(model.prior.place(model.prior.draw_base(CHUNK, rng))[:WATCHED], chain, rng, watch=watch)
     return kept, torch.stack(seen), torch.stack(energy).cpu().double().numpy()
 
 

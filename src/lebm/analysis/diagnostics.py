@@ -17,7 +17,6 @@ from lebm.likelihood import log_z
 from lebm.metrics.chains import autocorrelation, effective_sample_size, split_rhat
 from lebm.model import CHUNK, LatentEBM
 from lebm.rng import stream
-from lebm.sampler import langevin
 
 if TYPE_CHECKING:
     from lebm.analysis import Subject
@@ -134,7 +133,7 @@ def follow(model: LatentEBM, steps: int, k0: int, seed: int, progress: Any = Non
             progress(k, steps)
 
     chain = dataclasses.replace(model.config.chains.prior, steps=steps)
-    langevin(model.prior.score, model.prior.draw_base(CHUNK, rng), chain, rng, watch=watch)
+    model.prior.walk(model.prior.place(model.prior.draw_base(CHUNK, rng)), chain, rng, watch=watch)
     return torch.stack(energy).cpu().double().numpy(), states
 
 

@@ -64,7 +64,7 @@ class FusedStep:
         self.third.after_main()
         self.generator.refresh(self.third)
         self.third.join()
-        self.posterior_chain(rows, energy)
+        self.posterior_chain(rows, energy or self.model.prior.fitted)
         self.beside.after_main()
         with self.beside:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
@@ -82,9 +82,10 @@ class FusedStep:
             for net in self.model.networks().values():
                 nn.utils.clip_grad_norm_(list(net.parameters()), self.config.learning.clip)
         self.optimizer.step()
+        self.model.prior.see(self.z_pos)
         return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
 
-    def posterior_chain(self, rows: Tensor, energy: bool = True) -> None:
+    def posterior_chain(self, rows: Tensor, tilted: bool = True) -> None:
         """K1 steps in place on z_pos, from N(0, I) or from where the run's way starts."""
         chain, total, block = self.config.chains.posterior, self.z_pos.numel(), 128
         k, nz, s = chain.steps, self.config.nz, chain.step_size
@@ -93,7 +94,7 @@ class FusedStep:
         if not self.fresh["posterior"]:
             self.start_posterior(rows)
         for step in range(k):
-            if energy:
+            if tilted:
                 self.third.after_main()
                 with self.third:
                     self.prior.grad_f(self.z_pos, self.grad_f)
@@ -107,7 +108,7 @@ class FusedStep:
     def start_prior(self) -> None:
         if not self.fresh["prior"]:
             self.e_neg.copy_(self.model.prior.draw_base(self.rows, self.rng))
-            self.z0_neg.copy_(self.model.synthesis.start(self.e_neg))
+            self.z0_neg.copy_(self.model.start_prior(self.e_neg))
 
     def start_posterior(self, rows: Tensor) -> None:
         """From the noise in z_pos to the encoder's proposal, in place; an encoder that follows the score learns here."""
@@ -131,7 +132,7 @@ class FusedStep:
     def posterior_score(self, rows: Tensor, z: Tensor) -> Tensor:
         """grad log p(z|x) of every row, from the same kernels as the chain's."""
         z = z.float().contiguous()
-        if list(self.model.prior.parameters()):
+        if self.model.prior.fitted or list(self.model.prior.parameters()):
             self.prior.grad_f(z, self.grad_f)
         self.generator.forward(z, rows, 1 / self.generator.sigma**2)
         self.generator.backward()

@@ -21,7 +21,11 @@ def fits(prior: GaussianPrior) -> bool:
 
 
 class FastPrior:
-    """Working copies of an EnergyPrior's weights and the launches that use them."""
+    """Working copies of an EnergyPrior's weights and the launches that use them.
+
+    Over a fitted p_0 the prior chain runs on u with the weights as they are; the score for posterior chains is one of z, so its first layer
+    whitens too.
+    """
 
     def __init__(self, prior: EnergyPrior, dtype: torch.dtype = torch.bfloat16) -> None:
         self.prior, self.nz, self.width, self.leak = prior, prior.nz, prior.config.width, prior.config.leak
@@ -29,25 +33,46 @@ class FastPrior:
         self._masters = [one.weight, two.weight]
         self._work = [torch.empty_like(w, dtype=dtype) for w in self._masters]
         self._args = (self._work[0], one.bias, self._work[1], two.bias, three.weight)
+        self._of_z: tuple[Tensor, ...] = self._args
+        if prior.fitted:
+            self._one, self._shift = torch.empty_like(self._work[0]), torch.empty_like(one.bias)
+            self._of_z = (self._one, self._shift, *self._args[2:])
+            self._rest, self._pull = torch.empty_like(prior.root), torch.empty_like(prior.mean)  # I - S^-1 and S^-1 m
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         torch._foreach_copy_(self._work, self._masters)
+        if self.prior.fitted:
+            p, one = self.prior, self.prior.linear()[0]
+            first = one.weight @ p.inverse
+            self._one.copy_(first)
+            torch.addmv(one.bias, first, p.mean, alpha=-1, out=self._shift)
+            precision = p.inverse.T @ p.inverse
+            torch.mv(precision, p.mean, out=self._pull)
+            self._rest.copy_(precision.neg_()).diagonal().add_(1)
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
-        """Fill start with N(0, I), where it is `fresh`, and out with the chain's end, on every row."""
+        """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
         rows, s, r = len(out), chain.step_size, tiles.PRIOR_ROWS
+        u = start if fresh or not self.prior.fitted else self.prior.white(start)
         kernels.prior_chain[(cdiv(rows, r),)](
-            out, start, seed, *self._args, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh,
+            out, u, seed, *self._args, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
+        if self.prior.fitted:
+            out.copy_(self.prior.place(out))
+            if fresh:
+                start.copy_(self.prior.place(start))
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
+        """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
         r = tiles.PRIOR_ROWS
         kernels.energy_score[(cdiv(len(z), r),)](
-            z, out, *self._args, len(z), self.nz, self.width, self.leak, r, num_warps=tiles.PRIOR_WARPS, num_stages=1
+            z, out, *self._of_z, len(z), self.nz, self.width, self.leak, r, num_warps=tiles.PRIOR_WARPS, num_stages=1
         )  # fmt: skip
+        if self.prior.fitted:
+            out.add_(torch.addmm(self._pull, z, self._rest))
 
 
 class PlainPrior:
@@ -60,11 +85,9 @@ class PlainPrior:
         pass
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
-        from lebm.sampler import langevin
-
         if fresh:
-            start.copy_(self.prior.draw_base(len(out), self.rng))
-        out.copy_(langevin(self.prior.score, start, chain, self.rng))
+            start.copy_(self.prior.place(self.prior.draw_base(len(out), self.rng)))
+        out.copy_(self.prior.walk(start, chain, self.rng))
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
         torch.add(self.prior.score(z), z, out=out)

@@ -54,13 +54,14 @@ class Drawing:
     by: str
     way: Fresh
     chain: Chain
+    base: str = "N(0, I)"  # where a chain starts that no network starts
 
     def protocol(self) -> dict[str, Any]:
         """What a number says about how its z came about."""
-        return {"by": self.by, "z": WAYS[self.kind][self.by], "chain_steps": self.chain.steps}
+        return {"by": self.by, "z": WAYS[self.kind][self.by].replace("N(0, I)", self.base), "chain_steps": self.chain.steps}
 
 
-def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps: int | None) -> Drawing:
+def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps: int | None, base: str = "N(0, I)") -> Drawing:
     """The run's own way, or another that its networks allow, with the run's number of steps or another."""
     by, names = by or own, WAYS[kind]
     if by not in names:
@@ -80,4 +81,4 @@ def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps:
     if by not in ALONE and own in ALONE and steps is None:
         raise DataError(f"this model was learned with draw.{kind} = {own}, without chains; say how many steps a draw by {by} shall take")
     length = 0 if by in ALONE else chain.steps if steps is None else steps
-    return Drawing(kind, by, way, replace(chain, steps=length))
+    return Drawing(kind, by, way, replace(chain, steps=length), base)

@@ -52,6 +52,11 @@ class Folder:
     def setting(self, dotted: str) -> Any:
         return flatten(self.config).get(dotted)
 
+    @property
+    def base(self) -> str:
+        """p_0, where prior chains start, as a page writes it."""
+        return "N(m, S)" if self.setting("prior.base") == "fitted" else "N(0, I)"
+
     def picture(self, stem: str) -> str | None:
         """figures/STEM.svg or .png as a data URI."""
         for ending, mime in MIME.items():

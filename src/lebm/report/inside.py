@@ -25,12 +25,12 @@ def chains(folder: Folder) -> str:
     data = {"steps": steps, "energy": found["shown"]}
     numbers = "".join(f"<span>{short(float(e))}</span>" for e in found["shown"][-1])
     player = f"""<div class="card player" data-player="{escape(json.dumps(data))}" style="--rows:{rows};--frames:{len(steps)}">
-<div class="window" style="aspect-ratio:{rows * w}/{h}"><img src="{sheet}" alt="Images decoded along {rows} chains from N(0, I) to the learned prior" style="--k:{len(steps) - 1}"></div>
+<div class="window" style="aspect-ratio:{rows * w}/{h}"><img src="{sheet}" alt="Images decoded along {rows} chains from {folder.base} to the learned prior" style="--k:{len(steps) - 1}"></div>
 <div class="energies" aria-hidden="true">{numbers}</div>
 <div class="controls"><button type="button" data-play>Play</button>
 <input type="range" min="0" max="{len(steps) - 1}" value="{len(steps) - 1}" aria-label="Langevin step" aria-valuetext="step {steps[-1]}"/>
 <output>step {steps[-1]:,}</output></div></div>"""
-    words = f"""<p>{rows} chains start as noise from N(0, I), at step 0, and walk towards what the learned prior holds probable
+    words = f"""<p>{rows} chains start as noise from {folder.base}, at step 0, and walk towards what the learned prior holds probable
 (step size {text(found["step_size"])}). Under each image stands its energy −f(z). Drag the slider, or use the arrow keys.</p>"""
     chart = profile_chart("Energy along the chains", found["profile"], found["trained"], "chains")
     return section("chains", "From noise to samples", f'{words}{player}<div class="beside">{chart}<div>{reading(folder)}</div></div>')
@@ -44,7 +44,7 @@ def said(folder: Folder, found: Mapping[str, Any]) -> str:
         f'<tr><th scope="row">step {int(k):,}</th>{"".join(f"<td>{text(s)}</td>" for s in line[:shown])}</tr>'
         for k, line in zip(found["steps"], found["sentences"], strict=True)
     )
-    words = f"""<p>Chains start as noise from N(0, I), at step 0, and walk towards what the learned prior holds probable
+    words = f"""<p>Chains start as noise from {folder.base}, at step 0, and walk towards what the learned prior holds probable
 (step size {text(found["step_size"])}). Each cell is the likeliest words at z.</p>"""
     table = f'<div class="card"><table><thead><tr><th scope="col">Langevin</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     chart = profile_chart("Energy along the chains", found["profile"], found["trained"], "chains")
@@ -61,8 +61,8 @@ def energy(folder: Folder) -> str:
 
 
 def reading(folder: Folder) -> str:
-    words = """<p>The energy should <strong>fall, then level off</strong>: the chains have arrived, and walking on changes nothing.
-Still falling at the end? The chains are too short. Flat from the start? The prior has learned little beyond N(0, I).</p>"""
+    words = f"""<p>The energy should <strong>fall, then level off</strong>: the chains have arrived, and walking on changes nothing.
+Still falling at the end? The chains are too short. Flat from the start? The prior has learned little beyond {folder.base}.</p>"""
     run = folder.part("long_run")
     if not run or len(run["metrics"]) != 3:
         return words
@@ -95,8 +95,8 @@ def diagnostics(folder: Folder) -> str:
     charts = [
         profile_chart(f"Energy of {chain['chains']} chains, followed far beyond K₀", d["profile"], chain["trained"]),
         lines("Autocorrelation of f", [Series("", range(len(d["autocorrelation"])), d["autocorrelation"])], "lag in Langevin steps", "ρ", zero=True),
-        histogram(d["f"]),
-        view(d["view"]),
+        histogram(d["f"], folder.base),
+        view(d["view"], folder.base),
         tilt("mean", d["tilt"], "prior_mean", "posterior_mean"),
         tilt("standard deviation", d["tilt"], "prior_spread", "posterior_spread"),
     ]
@@ -112,15 +112,15 @@ def profile_chart(title: str, p: Mapping[str, Any], trained: int, name: str = ""
     return lines(title, series, "Langevin step", "energy −f(z)", mark=(trained, f"K₀ = {trained}"), name=name)
 
 
-def histogram(f: Mapping[str, Any]) -> str:
+def histogram(f: Mapping[str, Any], base: str) -> str:
     middles = [(a + b) / 2 for a, b in zip(f["edges"], f["edges"][1:], strict=False)]
-    names = {"base": ("N(0, I)", 3), "prior": ("prior", 1), "posterior": ("posterior", 0)}
+    names = {"base": (base, 3), "prior": ("prior", 1), "posterior": ("posterior", 0)}
     series = [Series(f"{title}, mean {short(f[key]['mean'])}", middles, f[key]["density"], colour) for key, (title, colour) in names.items()]
     return lines("Distribution of f", series, "f(z), in nats", "density")
 
 
-def view(v: Mapping[str, Any]) -> str:
-    kinds = (("base", "N(0, I)", 3), ("posterior", "posterior", 0), ("prior", "prior", 1))
+def view(v: Mapping[str, Any], base: str) -> str:
+    kinds = (("base", base, 3), ("posterior", "posterior", 0), ("prior", "prior", 1))
     groups = [Series(title, [p[0] for p in v[key]], [p[1] for p in v[key]], colour) for key, title, colour in kinds]
     first, second = v["explained"]
     return scatter("z, seen from its two strongest directions", groups, f"first component ({first:.0%} of variance)", f"second ({second:.0%})")

@@ -80,7 +80,11 @@ def samples(folder: Folder) -> str:
     name = "FID" if "fid" in folder.metrics else "Fréchet distance"
     if is_gaussian(folder):  # one prior, one grid: nothing to set beside it
         card = picture(
-            learned or gaussian or "", "Grid of images sampled from the model", "Fixed prior", "z ~ N(0, I)", score(name, d if d is not None else d0)
+            learned or gaussian or "",
+            "Grid of images sampled from the model",
+            "Fixed prior",
+            f"z ~ {folder.base}",
+            score(name, d if d is not None else d0),
         )
         return section("samples", "Samples", f'<div class="duo">{card}</div>')
     cards = ""
@@ -88,17 +92,25 @@ def samples(folder: Folder) -> str:
         kind = "best" if d is not None and d0 is not None and d < d0 else ""
         cards += picture(learned, "Grid of images sampled from the learned prior", "Learned prior", "z ~ p<sub>α</sub>(z)", score(name, d), kind)
     if gaussian:
-        cards += picture(gaussian, "Grid of images from N(0, I) through the same generator", "No learned prior", "z ~ N(0, I)", score(name, d0))
-    words = f"<p>{why_prior(name, d, d0)}</p>" if learned and gaussian else ""
+        cards += picture(
+            gaussian,
+            f"Grid of images from {folder.base} through the same generator",
+            "No energy" if folder.base != "N(0, I)" else "No learned prior",
+            f"z ~ {folder.base}",
+            score(name, d0),
+        )
+    words = f"<p>{why_prior(name, d, d0, folder.base)}</p>" if learned and gaussian else ""
     return section("samples", "Samples", f'{words}<div class="duo">{cards}</div>')
 
 
 def text_samples(folder: Folder) -> str:
     """What a text model says, beside what it says without the learned prior."""
     fixed = is_gaussian(folder)
-    cards = quotes("Fixed prior" if fixed else "Learned prior", "z ~ N(0, I)" if fixed else "z ~ p<sub>α</sub>(z)", folder.sentences.get("samples"))
+    cards = quotes(
+        "Fixed prior" if fixed else "Learned prior", f"z ~ {folder.base}" if fixed else "z ~ p<sub>α</sub>(z)", folder.sentences.get("samples")
+    )
     if not fixed:
-        cards += quotes("No learned prior", "z ~ N(0, I)", folder.sentences.get("samples_gaussian"))
+        cards += quotes("No learned prior", f"z ~ {folder.base}", folder.sentences.get("samples_gaussian"))
     words = "Sentences drawn word by word from the model, at temperature 1: not chosen, not mended."
     return section("samples", "Samples", f'<p>{words}</p><div class="duo">{cards}</div>')
 
@@ -253,7 +265,7 @@ def metric_row(name: str, value: Any, error: Any = None, published: Mapping[str,
     return f'<tr><th scope="row">{text(title)}{small}</th>{cell}{beside}</tr>'
 
 
-def why_prior(name: str, d: float | None, d0: float | None) -> str:
+def why_prior(name: str, d: float | None, d0: float | None, base: str = "N(0, I)") -> str:
     """The sentence under the key picture, true to the numbers whichever way they fall."""
     same = "Both grids come from the same generator; only where z is drawn from differs."
     if d is None or d0 is None or not d > 0:
@@ -262,16 +274,16 @@ def why_prior(name: str, d: float | None, d0: float | None) -> str:
     if ratio >= 1.02:
         return (
             f"{same} With the learned prior the {name} to the data is <strong>{ratio:.2g} times smaller</strong> ({short(d)} against {short(d0)}): "
-            "N(0, I) also proposes codes that no image has, and the learned energy moves z away from them to where images are."
+            f"{base} also proposes codes that no image has, and the learned energy moves z away from them to where images are."
         )
-    return f"{same} Here the learned prior brings no gain yet ({name} {short(d)} against {short(d0)} from N(0, I)): learn longer, or look at the energy below."
+    return f"{same} Here the learned prior brings no gain yet ({name} {short(d)} against {short(d0)} from {base}): learn longer, or look at the energy below."
 
 
 def model_sentence(folder: Folder) -> str:
     if is_gaussian(folder):
-        return "A generator p<sub>β</sub>(x|z) on the fixed prior N(0, I), learned by maximum likelihood with short Langevin chains: the ablation."
+        return f"A generator p<sub>β</sub>(x|z) on the prior {folder.base}, learned by maximum likelihood with short Langevin chains: the ablation."
     return (
-        "A latent space energy-based prior: p<sub>α</sub>(z) ∝ exp(f<sub>α</sub>(z)) N(z; 0, I) stands on a generator p<sub>β</sub>(x|z), "
+        f"A latent space energy-based prior: p<sub>α</sub>(z) ∝ exp(f<sub>α</sub>(z)) {folder.base.replace('(', '(z; ')} stands on a generator p<sub>β</sub>(x|z), "
         f"and short Langevin chains teach both by maximum likelihood.{ways_sentence(folder)}"
     )
 
