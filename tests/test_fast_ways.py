@@ -21,7 +21,7 @@ from lebm.training import train
 
 MODES = {
     "warm": ["draw.posterior=warm"],
-    "persistent": ["draw.prior=persistent"],
+    "persistent over a fitted base": ["draw.prior=persistent", "prior.base=fitted"],
     "warm and persistent, clipped": ["draw.posterior=warm", "draw.prior=persistent", "learning.clip=0.5", "learning.l2=0.1"],
     "warm both, following": ["draw.posterior=warm", "draw.prior=warm", "encoder.teach=follow"],
     "networks alone": ["draw.posterior=amortised", "draw.prior=flow"],
@@ -127,7 +127,7 @@ def test_the_captured_bf16_step_sees_what_the_reference_sees(settings: list[str]
 
 
 @gpu
-@modes("warm", "persistent", "networks alone")
+@modes("warm", "persistent over a fitted base", "networks alone")
 def test_a_resumed_run_draws_what_it_would_have_drawn(settings: list[str], tmp_path: Path) -> None:
     every = ["training.log_every=5", "training.checkpoint_every=10", "draw.chains=300", "encoder.width=16", *settings]
     train(resolve("digits", [*every, "training.steps=20"]), run=tmp_path / "a", device="cuda")
