@@ -15,9 +15,9 @@ from lebm.report.folder import Folder, flatten
 # metric -> what a reader calls it, and what it says
 METRICS: dict[str, tuple[str, str]] = {
     "frechet": ("Fréchet distance", "samples of the model against data; lower is better"),
-    "frechet_gaussian": ("Fréchet distance from N(0, I)", "the same generator without the learned prior"),
+    "frechet_gaussian": ("Fréchet distance from p₀", "the same generator without the energy; p₀ is N(0, I) unless fitted"),
     "fid": ("FID", "samples of the model against data; lower is better"),
-    "fid_gaussian": ("FID from N(0, I)", "the same generator without the learned prior"),
+    "fid_gaussian": ("FID from p₀", "the same generator without the energy; p₀ is N(0, I) unless fitted"),
     "mse": ("Reconstruction error", "mean squared error a pixel on test images; lower is better"),
     "mse_100": ("Reconstruction error, 100 steps", "the same with a longer posterior chain"),
     "iteration_ms": ("Milliseconds an update", "one learning iteration on this device"),
@@ -25,7 +25,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "infer_chains_ms": ("Milliseconds by chains alone", "from N(0, I), as long as it takes for an equal error"),
     "infer_ratio": ("Times sooner than chains alone", "at equal error"),
     "fppl": ("FPPL", "perplexity of the model's sentences under a language model of real ones; lower is better"),
-    "fppl_gaussian": ("FPPL from N(0, I)", "the same generator without the learned prior"),
+    "fppl_gaussian": ("FPPL from p₀", "the same generator without the energy; p₀ is N(0, I) unless fitted"),
     "rppl": ("RPPL", "perplexity of real sentences under a language model of the model's; lower is better"),
     "real_ppl": ("Perplexity of real sentences", "under the language model that judges FPPL"),
     "nll_reconstruction": ("NLL, reconstruction", "-log p(x|z) in nats a test sentence, z inferred as in learning; lower is better"),
