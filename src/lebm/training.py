@@ -344,12 +344,12 @@ def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
             yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
     if row["step"] < SETTLED or batch == 1:
         return
-    if row.get("q_spread_pos", 1.0) < COLLAPSED:
+    if row.get("q_spread_pos", math.inf) < COLLAPSED:
         yield (
             f"the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {row['q_spread_pos']:.2g}); "
             "raise learning.encoder_rate, lower generator.sigma, or draw the posterior by warm with more steps"
         )
-    if row.get("q_spread_neg", 1.0) < max(COLLAPSED, NARROW * row["z_spread_pos"]):
+    if row.get("q_spread_neg", math.inf) < max(COLLAPSED, NARROW * row["z_spread_pos"]):
         yield (
             f"the flow has collapsed: its z spread by {row['q_spread_neg']:.2g}, those of the posterior by {row['z_spread_pos']:.2g}; "
             "lower learning.prior_rate, raise learning.flow_rate, or draw the prior by warm or persistent"
