@@ -318,7 +318,7 @@ def newest(run):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_killed_at_random_moments(tmp_path, nursery):
-    steps, chance = 60, random.Random(20)
+    steps, chance = 150, random.Random(20)
     learn(tmp_path / "straight", steps, 3, 0)
     run, kills = tmp_path / "run", 0
     for _ in range(40):
@@ -326,7 +326,7 @@ def test_killed_at_random_moments(tmp_path, nursery):
         if chance.random() < 0.8:  # mostly in the midst of learning, now and then before it
             while process.is_alive() and newest(run) == before:
                 time.sleep(0.002)
-        process.join(chance.uniform(0.0, 0.25) if kills < 12 else None)
+        process.join(chance.uniform(0.0, 0.15) if kills < 12 else None)
         if process.is_alive():
             process.kill()
             process.join()
