@@ -57,8 +57,8 @@ def test_more_rows_or_steps_leave_the_chains_as_they_are(model):
 def test_chains_of_a_known_prior_reach_its_energy(model):
     """With f = 3 z_1 the prior is N(3 e_1, I): the mean energy goes from 0 to -9 (a little off: steps of finite size)."""
     known = lebm.LatentEBM(resolve("digits"))
-    known.prior.f = lambda z: 3 * z[..., 0]
-    known.prior.score = lambda z: torch.cat([3 - z[:, :1], -z[:, 1:]], 1)
+    known.prior.tilt = lambda z: 3 * z[..., 0]
+    known.prior.white_score = lambda z: torch.cat([3 - z[:, :1], -z[:, 1:]], 1)
     energy = chains.walk(known, steps=150, every=150, rows=1).energy.mean(1)
     assert abs(energy[0]) < 5 * 3 / math.sqrt(chains.WATCHED)
     assert energy[60:].mean() == pytest.approx(-9, abs=0.5)
@@ -159,7 +159,7 @@ def test_verdicts_say_their_numbers(change, word, number):
 def judged(score, f, k0=20, step_size=0.4):
     """The verdict on a prior with this f and score."""
     model = lebm.LatentEBM(resolve({"preset": "digits", "chains.prior.steps": k0, "chains.prior.step_size": step_size}))
-    model.prior.f, model.prior.score = f, score
+    model.prior.tilt, model.prior.white_score = f, score
     energy, states = diagnostics.follow(model, 400, k0, 0)
     return verdict(diagnostics.signs(model, energy, states, k0))[0]
 

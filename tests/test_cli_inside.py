@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from lebm import cli
 from lebm.config import resolve
 from lebm.training import train
 
@@ -31,20 +30,6 @@ def _here(monkeypatch, tmp_path, rough_log_z):
 def run(tmp_path):
     train(resolve("digits", TINY), run=tmp_path / "run", device="cpu")
     return tmp_path / "run"
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    def program(*args, code=0):
-        monkeypatch.setattr(sys, "argv", ["lebm", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as e:
-            cli.main()
-        said = capsys.readouterr()
-        assert (e.value.code or 0) == code, said.err
-        return said
-
-    return program
 
 
 def test_chains(call, run):

@@ -2,13 +2,11 @@
 
 import csv
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
 import lebm
-from lebm import cli
 from lebm.config import resolve
 
 SMALL = [
@@ -22,20 +20,6 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text") / "run"
     lebm.train(resolve("text-demo", SMALL), run=folder, device="cpu")
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    def program(*args, code=0):
-        monkeypatch.setattr(sys, "argv", ["lebm", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as e:
-            cli.main()
-        said = capsys.readouterr()
-        assert (e.value.code or 0) == code and "Traceback" not in said.err, said.err
-        return said
-
-    return program
 
 
 def table(path):

@@ -220,7 +220,7 @@ def test_a_failure_inside_is_a_sentence(server, monkeypatch):
 
 
 def test_chains_that_fly_apart_are_said_to(server, monkeypatch):
-    monkeypatch.setattr(server.lab.model.prior, "score", lambda z: z * 1e30)
+    monkeypatch.setattr(server.lab.model.prior, "white_score", lambda z: z * 1e30)
     status, answer = ask(server, "/api/chain", CHAIN)
     assert status == 400 and "fly apart" in answer["error"]
 

@@ -39,10 +39,10 @@ class LinearTilt(GaussianPrior):
         super().__init__(nz)
         self.double().alpha = nn.Parameter(torch.zeros(nz, dtype=torch.float64))
 
-    def f(self, z):
+    def tilt(self, z):
         return z @ self.alpha
 
-    def score(self, z):
+    def white_score(self, z):
         return self.alpha - z
 
 

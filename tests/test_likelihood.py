@@ -23,9 +23,9 @@ class Tilt(GaussianPrior):
 
     def __init__(self, nz, f, gradient):
         super().__init__(nz)
-        self.f, self.gradient = f, gradient
+        self.tilt, self.gradient = f, gradient
 
-    def score(self, z):
+    def white_score(self, z):
         return self.gradient(z) - z
 
 

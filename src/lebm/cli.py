@@ -175,10 +175,7 @@ def sample(
     device: DeviceOpt = Device.auto,
 ) -> None:
     """Draw from the learned prior and generate: images into a file, sentences onto the terminal."""
-    if to is not None:
-        _check_target("--out", to, ".png", ".npz", ".txt")
-    model = load(run, pick_device(device.value))
-    to = _fits_model(model, to, (".png", ".npz"), (".txt",))
+    model = _model_for(run, device, to, ".txt")
     if to is None or to.suffix.lower() == ".txt":
         check_decoding(temperature, top_p, beam)
         with progress_bar(console, "sampling") as update:
@@ -210,11 +207,8 @@ def reconstruct(
     more: MoreArg = None,
 ) -> None:
     """Infer z for every image or sentence and generate it again."""
-    if to is not None:
-        _check_target("--out", to, ".png", ".npz", ".csv")
     _check_inputs(inputs, more)
-    model = load(run, pick_device(device.value))
-    to = _fits_model(model, to, (".png", ".npz"), (".csv",))
+    model = _model_for(run, device, to, ".csv")
     if to is None or to.suffix.lower() == ".csv":
         _reconstruct_text(model, _sentences(model, inputs, more), to, steps, by, seed, beam)
         return
@@ -419,11 +413,8 @@ def interpolate(
     more: MoreArg = None,
 ) -> None:
     """Walk in z between images, or sentences: from the first to the second, the third to the fourth, and so on."""
-    if to is not None:
-        _check_target("--out", to, ".png", ".npz", ".txt")
     _check_inputs(inputs, more)
-    model = load(run, pick_device(device.value))
-    to = _fits_model(model, to, (".png", ".npz"), (".txt",))
+    model = _model_for(run, device, to, ".txt")
     if to is None or to.suffix.lower() == ".txt":
         ends = _sentences(model, inputs, more).x
         if len(ends) < 2:
@@ -625,16 +616,19 @@ def _sentences(model: LatentEBM, inputs: list[Path] | None, more: list[str] | No
     return found
 
 
-def _fits_model(model: LatentEBM, to: Path | None, images: tuple[str, ...], text: tuple[str, ...]) -> Path | None:
-    """--out as this model's kind wants it: images go into a file, text may go to the terminal."""
+def _model_for(run: Path, device: Device, to: Path | None, text: str) -> LatentEBM:
+    """The model, after --out was checked: images go into .png or .npz, text into a file with the ending `text` or to the terminal."""
+    images = (".png", ".npz")
+    if to is not None:
+        _check_target("--out", to, *images, text)
+    model = load(run, pick_device(device.value))
     is_text = model.config.generator.kind == "text"
     if to is None and not is_text:
         raise UserError(f"a model of images needs --out; give a file that ends in {' or '.join(images)}")
-    if to is not None and to.suffix.lower() not in (text if is_text else images):
-        raise UserError(
-            f"--out {to} does not fit a model of {'text' if is_text else 'images'}; it must end in {' or '.join(text if is_text else images)}"
-        )
-    return to
+    fitting = (text,) if is_text else images
+    if to is not None and to.suffix.lower() not in fitting:
+        raise UserError(f"--out {to} does not fit a model of {'text' if is_text else 'images'}; it must end in {' or '.join(fitting)}")
+    return model
 
 
 def _put_lines(lines: list[str], to: Path | None) -> None:

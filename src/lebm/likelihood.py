@@ -182,8 +182,7 @@ def _normal(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tilted(prior: GaussianPrior, z: Tensor) -> tuple[Tensor, Tensor]:
-    """On u where p_0 is fitted, on z otherwise, which is then the same."""
-    return (prior.tilt(z) + log_normal(z), prior.white_score(z)) if prior.fitted else (prior.log_prob(z), prior.score(z))
+    return prior.tilt(z) + log_normal(z), prior.white_score(z)
 
 
 def _device(prior: GaussianPrior) -> torch.device:

@@ -86,9 +86,7 @@ class GaussianPrior(nn.Module):
         return (z - self.mean) @ self.inverse.T if self.fitted else z
 
     def walk(self, z: Tensor, chain: ChainLike, rng: torch.Generator, watch: Callable[[int, Tensor], None] | None = None) -> Tensor:
-        """A Langevin chain of the prior from z; where p_0 is fitted on u, so that one step size suits all directions."""
-        if not self.fitted:
-            return langevin(self.score, z, chain, rng, watch=watch)
+        """A Langevin chain of the prior from z, on u, so that one step size suits all directions; `watch` sees z."""
         seen = None if watch is None else lambda k, u: watch(k, self.place(u))
         return self.place(langevin(self.white_score, self.white(z), chain, rng, watch=seen))
 
