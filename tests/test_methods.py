@@ -400,6 +400,7 @@ def test_configs_that_cannot_be():
     for settings, words in (
         (["prior.kind=gaussian", "draw.prior=flow"], "draw.prior is 'flow'; it must be langevin"),
         (["draw.prior=persistent", "draw.chains=9"], "draw.chains is 9; it must be at least training.batch"),
+        (["draw.posterior=warm", "prior.base=fitted"], "encoder.teach is 'imitate'; it must be follow"),
         (["draw.refresh=2"], "draw.refresh"),
         (["draw.posterior=cold"], "must be one of langevin, amortised, warm"),
     ):

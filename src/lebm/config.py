@@ -508,6 +508,7 @@ def _check_values(c: Config) -> None:
         (0 <= c.draw.refresh <= 1, "draw.refresh", c.draw.refresh, "must lie between 0 (never) and 1 (always)"),
         (1 <= c.encoder.width <= 4096, "encoder.width", c.encoder.width, "must be between 1 and 4096"),
         (0 <= c.encoder.depth <= 64, "encoder.depth", c.encoder.depth, "must be between 0 and 64"),
+        (c.draw.posterior != "warm" or c.prior.base == "standard" or c.encoder.teach == "follow", "encoder.teach", c.encoder.teach, "must be follow where draw.posterior is warm and prior.base fitted: imitating its own refined z over a p_0 that follows them, the encoder would let z grow without end"),
         (1 <= c.flow.layers <= 64, "flow.layers", c.flow.layers, "must be between 1 and 64"),
         (1 <= c.flow.width <= 4096, "flow.width", c.flow.width, "must be between 1 and 4096"),
         (2 <= c.flow.bins <= 64, "flow.bins", c.flow.bins, "must be between 2 and 64"),
