@@ -233,7 +233,7 @@ def text_notes(ours: Results, to_docs: str) -> str:
 
 
 def quoted(results: Results, root: Path) -> str:
-    """Samples of text models, where docs/figures/EXPERIMENT-sentences.json lies (a run's sentences.json): never the originals."""
+    """Samples of text models, where docs/figures/EXPERIMENT-sentences.json lies (`samples` of a run's sentences.json): never the originals."""
     parts = []
     for r in results.values():
         path = root / "docs" / "figures" / f"{r['experiment']}-sentences.json"
@@ -279,9 +279,9 @@ def ablation(results: Results, to_results: str) -> str:
             if kind(r) in ("", "gaussian"):
                 rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'} ({link})", number(r, "fid", 2)])
             if "fid_gaussian" in r["metrics"]:
-                rows.append(
-                    [f"**lebm**, `{r['experiment']}`, samples from N(0, I) instead of its learned prior ({link})", number(r, "fid_gaussian", 2)]
-                )
+                fitted = r["config"].get("prior", {}).get("base") == "fitted"
+                base = "its fitted Gaussian, without the energy" if fitted else "N(0, I) instead of its learned prior"
+                rows.append([f"**lebm**, `{r['experiment']}`, samples from {base} ({link})", number(r, "fid_gaussian", 2)])
     return table(["SVHN", "FID"], rows) if len(rows) > before else ""
 
 
