@@ -1,19 +1,23 @@
 """The text engine: graphs a width, the same numbers as the reference. What needs a GPU is skipped without one."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from test_fast import DEVICE, gpu  # first: it asks for the interpreter
 
 from lebm import bench, fast, train
 from lebm.config import resolve
 from lebm.data import load
+from lebm.fast import text as fast_text
+from lebm.fast.words import log_words
 from lebm.learn import learn_step, make_optimizer
 from lebm.model import LatentEBM
 from lebm.rng import stream
 from lebm.words import END, PAD, lengths
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SMALL = ["generator.dropout=0.2", "chains.prior.steps=5", "chains.posterior.steps=4", "training.batch=16"]
 
 
@@ -38,11 +42,9 @@ class Plain:
 
 
 def test_a_graph_a_width_and_none_where_none_fits(monkeypatch):
-    from lebm.fast import text as fast_text  # here, not above: test_fast.py has Triton interpret, which must be said before its first import
-
     monkeypatch.setattr(fast_text, "Captured", Plain)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    config, model, rows = made()
+    config, model, rows = made("precision=float32")
     optimizer, rng = make_optimizer(model, config.learning), torch.Generator().manual_seed(1)
     engine = fast.make_engine(model, optimizer, rng, rows[:8, :16])
     assert list(engine.graphs) == [(8, 16)]
@@ -52,17 +54,44 @@ def test_a_graph_a_width_and_none_where_none_fits(monkeypatch):
     with pytest.warns(UserWarning, match="batches of 12 words are learned without a graph"):
         engine(rows[:8, :12])
     engine(rows[:8, :12])  # said once
-    assert model.text()._dtype is None
+    assert model.text()._log_words is None
 
 
-def test_logits_in_bfloat16_are_near():
-    _, model, rows = made()
-    g, z = model.text(), torch.randn(8, 16, generator=torch.Generator().manual_seed(2))
+@pytest.mark.parametrize("vocabulary", [5, 128, 1100])  # less than a tile, a whole one, more than the kernel reads at once
+def test_log_words_are_the_softmax_s_and_so_are_their_gradients(vocabulary):
+    rng = torch.Generator().manual_seed(vocabulary)
+    h, w, b = (torch.randn(shape, generator=rng).to(DEVICE).requires_grad_() for shape in ((9, 16), (vocabulary, 16), (vocabulary,)))
+    words = torch.randint(0, vocabulary, (9,), generator=rng).to(DEVICE)
+    words[[2, 7]] = -2  # padding
+    scale = torch.rand(9, generator=rng).to(DEVICE)
+    exact = [t.detach().double().requires_grad_() for t in (h, w, b)]
+    expected = -F.cross_entropy(F.linear(*exact), words, ignore_index=-2, reduction="none")
+    found = log_words(h, w, b, words, torch.float32)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert found[2] == found[7] == 0
+    gradients = torch.autograd.grad((found * scale).sum(), (h, w, b))
+    for mine, theirs in zip(gradients, torch.autograd.grad((expected * scale).sum(), exact), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(log_words(h, w, b, words, torch.float32), found)
+    torch.testing.assert_close(log_words(h, w, b, words).double(), expected, rtol=0.02, atol=0.05)  # in bf16
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+def test_a_generator_with_an_engine_s_log_words(dtype, close):
+    _, model, rows = made(device=DEVICE)
+    g, z = model.text(), torch.randn(8, 16, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     exact, score = g.log_prob(rows[:8], z), g.score(rows[:8], z)
-    with g.working(torch.bfloat16):
+    with g.working(partial(log_words, dtype=dtype)):
         near, near_score = g.log_prob(rows[:8], z), g.score(rows[:8], z)
-    torch.testing.assert_close(near, exact, rtol=5e-3, atol=0.05)
-    assert float(torch.cosine_similarity(near_score.flatten(), score.flatten(), 0)) > 0.99
+        torch.testing.assert_close(near, exact, rtol=close / 10, atol=close)
+        assert float(torch.cosine_similarity(near_score.flatten(), score.flatten(), 0)) > 1 - close / 5
+        near.sum().backward()
+    there = {n: p.grad.clone() for n, p in g.named_parameters()}
+    g.zero_grad()
+    g.log_prob(rows[:8], z).sum().backward()
+    for name, p in g.named_parameters():
+        assert float((there[name] - p.grad).norm() / p.grad.norm()) < close, name
     assert torch.equal(g.log_prob(rows[:8], z), exact)
 
 

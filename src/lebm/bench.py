@@ -232,9 +232,12 @@ class Ours:
         }
 
     def precision(self) -> AbstractContextManager[None]:
-        """Of a text engine's logits."""
-        half = hasattr(self.engine, "graphs") and self.config.precision != "float32"
-        return self.model.text().working(torch.bfloat16) if half else nullcontext()
+        """Of a text engine's table of words x vocabulary."""
+        if not hasattr(self.engine, "graphs") or self.config.precision == "float32":
+            return nullcontext()
+        from lebm.fast.words import log_words
+
+        return self.model.text().working(log_words)
 
 
 def _graph(call: Callable[[], Any], rng: torch.Generator) -> Callable[[], Any]:

@@ -39,6 +39,7 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
     try:
         from lebm.fast.engine import Captured, FusedStep
         from lebm.fast.text import Buckets
+        from lebm.fast.words import log_words
     except ImportError as e:
         raise Unavailable(f"Triton is not there ({e})") from None
     config = model.config
@@ -48,7 +49,7 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
             return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
 
     def text(rows: Tensor) -> Step:
-        with model.text().working(torch.float32 if config.precision == "float32" else torch.bfloat16):
+        with model.text().working(None if config.precision == "float32" else log_words):
             return reference(rows)
 
     try:

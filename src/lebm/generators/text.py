@@ -5,7 +5,7 @@ x is a batch of sentences as numbers, (n, T) with padding (lebm.words); log p(x|
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,6 +19,7 @@ from lebm.config import TextGenerator as Config
 from lebm.errors import DataError
 from lebm.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths
 
+LogWords = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # states, weight, bias, words (negative: padding) -> log p, a number a state
 PIECE = 1 << 27  # numbers in a table of words x vocabulary at once: half a gigabyte
 
 
@@ -51,7 +52,7 @@ class TextGenerator(nn.Module):
             nn.init.uniform_(p, -0.1, 0.1)
         self.vocabulary: Vocabulary | None = None
         self._masks: Masks | None = None
-        self._dtype: torch.dtype | None = None
+        self._log_words: LogWords | None = None
 
     # --- the vocabulary ------------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class TextGenerator(nn.Module):
         with torch.enable_grad():
             for p, masks in self._pieces(x):
                 part = z[p].detach().requires_grad_()
-                out.append(torch.autograd.grad(self._log_prob(x[p], part, masks).sum(), part)[0])
+                out.append(torch.autograd.grad(self._log_prob(x[p], part, masks, learns=False).sum(), part)[0])
         return torch.cat(out)
 
     def _pieces(self, x: Tensor) -> Iterator[tuple[slice, Masks | None]]:
@@ -118,7 +119,7 @@ class TextGenerator(nn.Module):
             part = slice(i, i + rows)
             yield part, self._masks.rows(part) if self._masks is not None else None
 
-    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None) -> Tensor:
+    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None, learns: bool = True) -> Tensor:
         x = x.long()
         read = F.pad(x[:, :-1], (1, 0), value=START)
         if masks is not None:
@@ -129,6 +130,11 @@ class TextGenerator(nn.Module):
         h, _ = self._run(e, z, self._first(z))
         if masks is not None:
             h = h * masks.states
+        if self._log_words is not None:
+            weight, bias = self._table()
+            if not learns:  # their gradients cost as much as that of z
+                weight, bias = weight.detach(), bias.detach()
+            return self._log_words(h.flatten(0, 1), weight, bias, x.flatten() - END).view(x.shape).sum(1)
         if packs(x):
             at = x != PAD
             found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
@@ -149,19 +155,19 @@ class TextGenerator(nn.Module):
 
     def _logits(self, h: Tensor) -> Tensor:
         """Of </s> and the words after it: <pad> and <s> never come."""
-        weight, bias = self.out.weight[END : self.size], self.out.bias[END : self.size]
-        if self._dtype is None:
-            return F.linear(h, weight, bias)
-        return F.linear(h.to(self._dtype), weight.to(self._dtype), bias.to(self._dtype)).to(h.dtype)
+        return F.linear(h, *self._table())
+
+    def _table(self) -> tuple[Tensor, Tensor]:
+        return self.out.weight[END : self.size], self.out.bias[END : self.size]
 
     @contextmanager
-    def working(self, dtype: torch.dtype) -> Iterator[None]:
-        """Inside, logits are computed in another precision than the weights': they are most of the arithmetic."""
-        self._dtype = dtype
+    def working(self, log_words: LogWords | None) -> Iterator[None]:
+        """Inside, log softmax of states at words is another's: most of the arithmetic, and an engine may do it sooner."""
+        self._log_words = log_words
         try:
             yield
         finally:
-            self._dtype = None
+            self._log_words = None
 
     @contextmanager
     def held(self, x: Tensor, rng: torch.Generator) -> Iterator[None]:

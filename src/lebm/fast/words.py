@@ -1,0 +1,76 @@
+"""log p of words under a softmax over the vocabulary, without a float32 table of words x vocabulary.
+
+The logits are made once, in bf16 and with rows of whole tiles, which the matrix units want. One kernel reads a row, keeps the word's
+log probability, and writes the softmax minus the word in the row's place: the gradient, short of a factor a row. Nothing else of that size
+is ever made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 128
+
+
+@triton.jit
+def _softmax_minus_word(table, bias, words, out, N: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, GRADIENT: tl.constexpr):
+    """Row r of logits table[r, :N] + bias -> out[r] = log softmax at words[r], and the row becomes softmax - (the word); both 0 where words[r] < 0."""
+    r = tl.program_id(0).to(tl.int64)
+    word = tl.load(words + r)
+    row, lane = table + r * STRIDE, tl.arange(0, BLOCK)
+    most, total = tl.full((BLOCK,), -1e30, tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for c in range(0, N, BLOCK):
+        at = c + lane
+        v = tl.load(row + at, mask=at < N, other=0.0).to(tl.float32) + tl.load(bias + at, mask=at < N, other=0.0)
+        v = tl.where(at < N, v, -1e30)
+        top = tl.maximum(most, v)
+        total = total * tl.exp(most - top) + tl.exp(v - top)
+        most = top
+    top = tl.max(most, 0)
+    log_sum = top + tl.log(tl.sum(total * tl.exp(most - top), 0))
+    real = word >= 0
+    chosen = tl.load(row + word, mask=real, other=0.0).to(tl.float32) + tl.load(bias + word, mask=real, other=0.0)
+    tl.store(out + r, tl.where(real, chosen - log_sum, 0.0))
+    if GRADIENT:
+        for c in range(0, STRIDE, BLOCK):
+            at = c + lane
+            v = tl.load(row + at, mask=at < N, other=0.0).to(tl.float32) + tl.load(bias + at, mask=at < N, other=0.0)
+            p = tl.where((at < N) & real, tl.exp(v - log_sum) - tl.where(at == word, 1.0, 0.0), 0.0)
+            tl.store(row + at, p.to(table.dtype.element_ty), mask=at < STRIDE)
+
+
+class _LogWords(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor, words: Tensor, dtype: torch.dtype, gradient: bool) -> Tensor:
+        n = len(weight)
+        stride = -(-n // TILE) * TILE
+        states, w = h.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, stride - n))
+        table = states @ w.T
+        out = torch.empty(len(h), dtype=torch.float32, device=h.device)
+        _softmax_minus_word[(len(h),)](table, bias.float().contiguous(), words.contiguous(), out, n, stride, 1024, gradient)
+        ctx.save_for_backward(*((table, w, h) if gradient else ()))
+        ctx.n = n
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        table, w, h = ctx.saved_tensors
+        g = -grads[0].unsqueeze(1)  # of each row: what stands in the table is the gradient of -log p
+        to_h, to_weight, to_bias = ctx.needs_input_grad[:3]
+        dh = (table @ w).to(h.dtype) * g if to_h else None
+        dw = (table.T @ (h * g).to(table.dtype))[: ctx.n].to(h.dtype) if to_weight else None
+        db = (table.T @ g.to(table.dtype)).squeeze(1)[: ctx.n].to(h.dtype) if to_bias else None
+        return dh, dw, db, None, None, None
+
+
+def log_words(h: Tensor, weight: Tensor, bias: Tensor, words: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """log softmax(weight h + bias) at `words`, a number a row of h; 0 where the word is negative. The table is kept in `dtype`."""
+    gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (h, weight, bias))
+    found: Tensor = _LogWords.apply(h, weight, bias, words, dtype, gradient)
+    return found
