@@ -82,10 +82,14 @@ def images(config: Config, rows: int) -> Tensor:
     return torch.randint(0, 256, (rows, g.channels, g.size, g.size), generator=torch.Generator().manual_seed(3), dtype=torch.uint8).to(DEVICE)
 
 
-@pytest.mark.parametrize("preset", ARCHITECTURES)
 @pytest.mark.parametrize("stored", ["bytes", "floats"])
-def test_generator_kernels_agree_with_autograd_in_float64(preset: str, stored: str) -> None:
-    config = small(preset)
+@pytest.mark.parametrize(
+    ("preset", "settings"),
+    [*((name, []) for name in ARCHITECTURES), ("svhn", ["generator.chroma=3"]), ("cifar10", ["generator.chroma=2", "generator.detail=1.5"]),
+     ("mnist", ["generator.detail=2"])],
+)  # fmt: skip
+def test_generator_kernels_agree_with_autograd_in_float64(preset: str, settings: list[str], stored: str) -> None:
+    config = small(preset, *settings)
     generator = shaken(ImageGenerator(config.nz, config.generator)).to(DEVICE)
     reference = copy.deepcopy(generator).double()
     rows, x = 3, images(config, 3)
