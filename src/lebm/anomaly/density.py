@@ -9,14 +9,15 @@ from torch import Tensor
 
 from lebm.rng import stream
 
-COMPONENTS, EACH = 100, 30  # Gaussians at most, and how many rows a column each must have behind it: few rows allow few Gaussians
+COMPONENTS, EACH = 100, 40  # Gaussians at most, and how many rows each must have behind it: few rows allow few Gaussians
+SHARED = 1  # each counts so many rows a column besides its own, of the covariance that all have in common: where rows are few, that rules
 LLOYD, EM = 10, 30  # rounds of k-means, then of expectation and maximisation
 RIDGE = 1e-3  # added to every variance, where all columns have variance one: no Gaussian shrinks to a point
 PIECE = 5000  # rows at a time
 
 
 class Mixture:
-    """A mixture of Gaussians with full covariances, fitted by expectation-maximisation on standardised columns, in float64.
+    """A mixture of Gaussians with full covariances, each drawn towards their mean, by expectation-maximisation on standardised columns.
 
     As scikit-learn's GaussianMixture, but on the model's device and saved as plain tensors: the experiment fits one an epoch to 50,000 rows.
     """
@@ -34,7 +35,7 @@ class Mixture:
         spread = x.std(0, correction=0)
         shift, scale = x.mean(0), torch.where(spread > 0, spread, 1.0)
         x = (x - shift) / scale
-        k = max(1, min(components, len(x) // (EACH * x.shape[1])))
+        k = max(1, min(components, len(x) // EACH))
         near = _k_means(x, k, seed)
         member = torch.nn.functional.one_hot(near, k).double()
         found = cls(shift, scale, *_maximise(list(zip(x.split(PIECE), member.split(PIECE), strict=True))))
@@ -82,5 +83,7 @@ def _maximise(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tens
     second = torch.stack([r.T @ _products(x) for x, r in pieces]).sum(0) / count[:, None]
     d = means.shape[1]
     ridge = RIDGE * torch.eye(d, dtype=means.dtype, device=means.device)
-    covariances = (second - _products(means)).view(-1, d, d) + ridge
+    own = (second - _products(means)).view(-1, d, d)
+    common, weight = torch.einsum("k,kij->ij", count / count.sum(), own), (count / (count + SHARED * d))[:, None, None]
+    covariances = weight * own + (1 - weight) * common + ridge
     return (count / count.sum()).log(), means, torch.cholesky_inverse(torch.linalg.cholesky(covariances))

@@ -16,11 +16,13 @@ from lebm.errors import DataError
 from lebm.likelihood import LogZ, log_likelihood
 from lebm.methods import Proposed
 from lebm.model import CHUNK, LatentEBM
+from lebm.rng import stream
 
 Progress = Callable[[int, int], None]
 Score = Callable[[LatentEBM, Tensor, int], Tensor]
 CHAINS = 5  # posterior draws that `chains` averages over
 PARTICLES = 20  # of the importance-weighted estimate
+FOLDS = 5  # parts of the fitted rows, each scored by the others
 
 
 def joint(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
@@ -102,6 +104,17 @@ class Scorer:
         if self.name == "combined":
             self.mixture = Mixture.fit(self.statistics(normal).to(self.model.device), self.seed).to(torch.device("cpu"))
         return self
+
+    def of_fitted(self, normal: Tensor) -> Tensor:
+        """Scores of the rows that it was fitted to, as new rows like them would get: of `combined`, each by a density that has not seen it."""
+        if self.mixture is None or len(normal) < 2 * FOLDS:
+            return self(normal)
+        seen = self.statistics(normal)
+        fold = torch.randperm(len(seen), generator=stream(self.seed, "folds")) % FOLDS
+        out = torch.empty(len(seen), dtype=torch.float64)
+        for i in range(FOLDS):
+            out[fold == i] = -Mixture.fit(seen[fold != i], self.seed).log_prob(seen[fold == i])
+        return out
 
     def __call__(self, x: Tensor, progress: Progress | None = None) -> Tensor:
         if self.name == "combined" and self.mixture is None:
