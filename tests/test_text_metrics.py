@@ -183,9 +183,13 @@ def test_samples_of_a_text_model_are_quoted_and_nothing_else(tmp_path):
     (tmp_path / "docs" / "figures").mkdir(parents=True)
     assert tables.quoted({"ptb": result}, tmp_path) == ""
     file = tmp_path / "docs" / "figures" / "ptb-sentences.json"
-    file.write_text(json.dumps({"samples": [f"said {i}" for i in range(20)], "reconstructions": [["secret", "x"]]}))
+    kept = {"samples": [f"said {i}" for i in range(20)], "samples_gaussian": ["not this"]}
+    file.write_text(json.dumps(kept))
     text = tables.quoted({"ptb": result}, tmp_path)
-    assert "said 9" in text and "said 10" not in text and "secret" not in text
+    assert "said 9" in text and "said 10" not in text and "not this" not in text
+    file.write_text(json.dumps({**kept, "reconstructions": [["secret", "x"]]}))
+    with pytest.raises(UserError, match="test sentences beside their reconstructions; take `reconstructions` out"):
+        tables.quoted({"ptb": result}, tmp_path)
     file.write_text("[]")
     with pytest.raises(UserError, match="no sentences.json"):
         tables.quoted({"ptb": result}, tmp_path)

@@ -233,11 +233,11 @@ class Ours:
 
     def precision(self) -> AbstractContextManager[None]:
         """Of a text engine's table of words x vocabulary."""
-        if not hasattr(self.engine, "graphs") or self.config.precision == "float32":
+        if not hasattr(self.engine, "graphs"):
             return nullcontext()
-        from lebm.fast.words import log_words
+        from lebm.fast.text import working
 
-        return self.model.text().working(log_words)
+        return working(self.model)
 
 
 def _graph(call: Callable[[], Any], rng: torch.Generator) -> Callable[[], Any]:

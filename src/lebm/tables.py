@@ -239,9 +239,12 @@ def quoted(results: Results, root: Path) -> str:
         path = root / "docs" / "figures" / f"{r['experiment']}-sentences.json"
         if text_column(r) and path.is_file():
             try:
-                said = json.loads(path.read_text(encoding="utf-8"))["samples"][:10]
+                kept = json.loads(path.read_text(encoding="utf-8"))
+                said, originals = kept["samples"][:10], "reconstructions" in kept
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise UserError(f"{path} is no sentences.json of a run; copy it again") from None
+            if originals:
+                raise UserError(f"{path} has test sentences beside their reconstructions; take `reconstructions` out before it is published")
             parts.append(
                 f"The first ten samples of `{r['experiment']}`, as drawn:\n\n```text\n" + "\n".join(map(str, said)).replace("```", "") + "\n```"
             )

@@ -102,8 +102,11 @@ class Scorer:
 
     def fit(self, normal: Tensor) -> Scorer:
         if self.name == "combined":
-            self.mixture = Mixture.fit(self.statistics(normal).to(self.model.device), self.seed).to(torch.device("cpu"))
+            self.mixture = self._density(self.statistics(normal))
         return self
+
+    def _density(self, statistics: Tensor) -> Mixture:
+        return Mixture.fit(statistics.to(self.model.device), self.seed).to(torch.device("cpu"))
 
     def of_fitted(self, normal: Tensor) -> Tensor:
         """Scores of the rows that it was fitted to, as new rows like them would get: of `combined`, each by a density that has not seen it."""
@@ -113,7 +116,7 @@ class Scorer:
         fold = torch.randperm(len(seen), generator=stream(self.seed, "folds")) % FOLDS
         out = torch.empty(len(seen), dtype=torch.float64)
         for i in range(FOLDS):
-            out[fold == i] = -Mixture.fit(seen[fold != i], self.seed).log_prob(seen[fold == i])
+            out[fold == i] = -self._density(seen[fold != i]).log_prob(seen[fold == i])
         return out
 
     def __call__(self, x: Tensor, progress: Progress | None = None) -> Tensor:

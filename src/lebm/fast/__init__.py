@@ -38,8 +38,7 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
     """
     try:
         from lebm.fast.engine import Captured, FusedStep
-        from lebm.fast.text import Buckets
-        from lebm.fast.words import log_words
+        from lebm.fast.text import Buckets, working
     except ImportError as e:
         raise Unavailable(f"Triton is not there ({e})") from None
     config = model.config
@@ -49,7 +48,7 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
             return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
 
     def text(rows: Tensor) -> Step:
-        with model.text().working(None if config.precision == "float32" else log_words):
+        with working(model):
             return reference(rows)
 
     try:

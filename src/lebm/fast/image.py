@@ -49,9 +49,8 @@ class FastGenerator:
         self._first_back, self.split = tiles.first_backward(rows, self.nz, self.n)
         self.part = empty(self.split, rows, self.nz, dtype=torch.float32)
         self.error = empty(cdiv(self.d.numel(), tiles.FOLD_BLOCK), dtype=torch.float32)
-        self.chroma, self.detail = generator.config.chroma, generator.config.detail
-        coloured = (self.chroma, self.detail) != (1, 1)  # noise that is not white: residual and slope wait for a kernel of their own
-        self._residual, self._slope = (torch.empty_like(self.d, dtype=torch.float32) if coloured else None for _ in range(2))
+        white = generator.config.detail == 1  # otherwise residual and slope wait for a kernel of their own
+        self._residual, self._slope = (None if white else torch.empty_like(self.d, dtype=torch.float32) for _ in range(2))
         self.refresh()
 
     def _pixels(self, i: int) -> int:
@@ -101,9 +100,17 @@ class FastGenerator:
         if self._residual is not None:
             side = s * self.stride
             kernels.weigh[(len(self.error),)](
-                self._residual, self._slope, self.d, self.error, self.rows, self.chroma**2, self.detail**2, side, side, self.colours,
-                self.detail != 1, tiles.FOLD_BLOCK,
-            )  # fmt: skip
+                self._residual,
+                self._slope,
+                self.d,
+                self.error,
+                self.rows,
+                self.generator.config.detail**2,
+                side,
+                side,
+                self.colours,
+                tiles.FOLD_BLOCK,
+            )
 
     def backward(self, to_z: bool = True) -> None:
         """From d back to g[i], the gradients before each activation (g[0] after it, where cuDNN made it), and to part, whose

@@ -181,29 +181,21 @@ def last_fold(
 
 
 @triton.jit
-def weigh(residual, slope, d, error, rows, chroma, detail, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, DETAIL: tl.constexpr, BL: tl.constexpr):
-    """d = P r slope and error[program] = sum r P r, P the inverse covariance of generators.noise with the squares of chroma and detail."""
+def weigh(residual, slope, d, error, rows, detail, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BL: tl.constexpr):
+    """d = P r slope and error[program] = sum r P r, P the inverse covariance of generators.noise; `detail` is the square of its own."""
     o = tl.program_id(0) * BL + tl.arange(0, BL)
     inside = o < rows * (H * W * C)
-    c, x, y = o % C, o // C % W, o // (C * W) % H
-    own = tl.load(residual + o, mask=inside, other=0.0)
-    every = tl.zeros((BL,), tl.float32)
-    for k in tl.static_range(C):
-        every += tl.load(residual + o - c + k, mask=inside, other=0.0)
-    weighed = chroma * own - (chroma - 1) * every / C
-    if DETAIL:
-        blurred, every = tl.zeros((BL,), tl.float32), tl.zeros((BL,), tl.float32)
-        for dy in tl.static_range(-2, 3):
-            for dx in tl.static_range(-2, 3):
-                tap = (6 if dy == 0 else 4 if dy * dy == 1 else 1) * (6 if dx == 0 else 4 if dx * dx == 1 else 1) / 256
-                ok = inside & (y + dy >= 0) & (y + dy < H) & (x + dx >= 0) & (x + dx < W)
-                at = residual + o - c + (dy * W + dx) * C
-                blurred += tap * tl.load(at + c, mask=ok, other=0.0)
-                for k in tl.static_range(C):
-                    every += tap * tl.load(at + k, mask=ok, other=0.0)
-        weighed = detail * weighed - (detail - 1) * (chroma * blurred - (chroma - 1) * every / C)
+    x, y = o // C % W, o // (C * W) % H
+    r = tl.load(residual + o, mask=inside, other=0.0)
+    blurred = tl.zeros((BL,), tl.float32)
+    for dy in tl.static_range(-2, 3):
+        for dx in tl.static_range(-2, 3):
+            tap = (6 if dy == 0 else 4 if dy * dy == 1 else 1) * (6 if dx == 0 else 4 if dx * dx == 1 else 1) / 256
+            ok = inside & (y + dy >= 0) & (y + dy < H) & (x + dx >= 0) & (x + dx < W)
+            blurred += tap * tl.load(residual + o + (dy * W + dx) * C, mask=ok, other=0.0)
+    weighed = detail * r - (detail - 1) * blurred
     tl.store(d + o, (weighed * tl.load(slope + o, mask=inside, other=0.0)).to(d.dtype.element_ty), mask=inside)
-    tl.store(error + tl.program_id(0), tl.sum(own * weighed, 0))
+    tl.store(error + tl.program_id(0), tl.sum(r * weighed, 0))
 
 
 @triton.jit

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from lebm.fast.engine import Captured
+from lebm.fast.words import log_words
 from lebm.learn import Step
 from lebm.model import LatentEBM
+
+
+def working(model: LatentEBM) -> AbstractContextManager[None]:
+    """How a text generator works inside an engine: words by the kernel of this package, unless the config says float32."""
+    return model.text().working(None if model.config.precision == "float32" else log_words)
 
 
 class Buckets:

@@ -38,7 +38,7 @@ def default_widths(layers: int) -> tuple[int, ...]:
 
 
 class ImageGenerator(nn.Module):
-    """x = g(z) + sigma e (equation 3; e is white unless chroma or detail say otherwise): base x base map, doubled by 4x4 stride-2 layers up to the image's side."""
+    """x = g(z) + sigma e (equation 3; e is white unless config.detail says otherwise): base x base map, doubled by 4x4 stride-2 layers up to the image's side."""
 
     def __init__(self, nz: int, config: Generator | None = None) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class ImageGenerator(nn.Module):
 
     def weigh(self, r: Tensor) -> Tensor:
         """The noise's inverse covariance times a residual, in units of 1 / sigma^2."""
-        return weigh(r, self.config.chroma, self.config.detail)
+        return weigh(r, self.config.detail)
 
     def log_constant(self) -> float:
         """-log p(x|z) where x = g(z)."""
         white = 0.5 * math.prod(self.shape) * math.log(2 * math.pi * self.sigma**2)
-        return white - 0.5 * log_det(self.shape, self.config.chroma, self.config.detail)
+        return white - 0.5 * log_det(self.shape, self.config.detail)
 
     def error(self, x: Tensor, z: Tensor) -> Tensor:
         """Mean squared error of the reconstruction g(z), per pixel and channel."""
