@@ -12,6 +12,9 @@ def softmax_minus_word(table, bias, words, out, N: tl.constexpr, STRIDE: tl.cons
     r = tl.program_id(0).to(tl.int64)
     word = tl.load(words + r)
     row, lane = table + r * STRIDE, tl.arange(0, BLOCK)
+    real = word >= 0
+    # before the sums below, which all threads wait for: later another thread may have written there
+    chosen = tl.load(row + word, mask=real, other=0.0).to(tl.float32) + tl.load(bias + word, mask=real, other=0.0)
     most, total = tl.full((BLOCK,), -1e30, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for c in range(0, N, BLOCK):
         at = c + lane
@@ -22,8 +25,6 @@ def softmax_minus_word(table, bias, words, out, N: tl.constexpr, STRIDE: tl.cons
         most = top
     top = tl.max(most, 0)
     log_sum = top + tl.log(tl.sum(total * tl.exp(most - top), 0))
-    real = word >= 0
-    chosen = tl.load(row + word, mask=real, other=0.0).to(tl.float32) + tl.load(bias + word, mask=real, other=0.0)
     tl.store(out + r, tl.where(real, chosen - log_sum, 0.0))
     if GRADIENT:
         for c in range(0, STRIDE, BLOCK):
