@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "log": set(),
     "checkpoint": set(),
     "metrics": set(),
-    "prior": {"config", "sampler"},  # a prior knows on which coordinates its chains walk
+    "mixture": set(),
+    "prior": {"config", "mixture", "sampler"},  # a prior knows on which coordinates its chains walk
     "generators": {"config"},
     "model": SMALL | {"methods"},
     "likelihood": BELOW_LEARN,
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "__init__": ANY,
     "__main__": {"cli"},
 }
-REFERENCE = ("sampler", "prior", "generators", "model", "learn")  # the code that the results stand on
+REFERENCE = ("sampler", "mixture", "prior", "generators", "model", "learn")  # the code that the results stand on
 
 GLOBAL_SEEDS = {
     *("torch.manual_seed", "torch.seed", "torch.random.manual_seed", "torch.random.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"),

@@ -38,6 +38,7 @@ FEATURES = {
     "decay": ["learning.decay=0.5"],
     "gaussian": ["prior.kind=gaussian"],
     "fitted": ["prior.base=fitted"],
+    "mixture": ["prior.base=mixture", "prior.parts=3"],
     "warm": ["draw.posterior=warm", "draw.prior=warm", *SMALL_NETWORKS],
     "persistent": ["draw.prior=persistent", "draw.chains=30", "draw.refresh=0.3"],
     "networks-ema": ["draw.posterior=amortised", "draw.prior=flow", "learning.ema=0.9", "learning.decay=0.5", *SMALL_NETWORKS],

@@ -81,10 +81,15 @@ class Data:
     labels: Literal["own", "clusters"] = "own"  # whose label: the data set's, or the number of a cluster found without them, to choose settings by
 
 
+BASES = {"standard": "N(0, I)", "fitted": "N(m, S)", "mixture": "a mixture of Gaussians"}  # p_0 by prior.base, as people read it
+
+
 @dataclass(frozen=True)
 class Prior:
     kind: Literal["energy", "gaussian"] = "energy"
-    base: Literal["standard", "fitted"] = "standard"  # p_0, which the energy tilts: N(0, I), or N(m, S) with the moments of posterior draws
+    # p_0, which the energy tilts: N(0, I); N(m, S) with the moments of posterior draws; a mixture of Gaussians fitted to them
+    base: Literal["standard", "fitted", "mixture"] = "standard"
+    parts: int = 10  # Gaussians of a mixture
     width: int = 200
     depth: int = 2  # hidden layers
     activation: Literal["leaky_relu", "gelu", "silu", "tanh"] = "leaky_relu"
@@ -499,6 +504,7 @@ def _check_values(c: Config) -> None:
         (c.data.held_out is None or c.data.held_out >= 0, "data.held_out", c.data.held_out, "must be a label, 0 or above"),
         (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),
         (1 <= c.prior.depth <= 64, "prior.depth", c.prior.depth, "must be between 1 and 64"),
+        (1 <= c.prior.parts <= 1000 and c.prior.parts * c.nz**2 <= MAX_WEIGHTS, "prior.parts", c.prior.parts, "must be between 1 and 1000"),
         (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
         (_prior_weights(c) <= MAX_WEIGHTS, "prior.width", c.prior.width, f"makes a network of {_prior_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (size <= MAX_WEIGHTS, f"generator.{ruler}", getattr(g, ruler), f"makes a network of {size:.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
@@ -510,7 +516,7 @@ def _check_values(c: Config) -> None:
         (0 <= c.draw.refresh <= 1, "draw.refresh", c.draw.refresh, "must lie between 0 (never) and 1 (always)"),
         (1 <= c.encoder.width <= 4096, "encoder.width", c.encoder.width, "must be between 1 and 4096"),
         (0 <= c.encoder.depth <= 64, "encoder.depth", c.encoder.depth, "must be between 0 and 64"),
-        (c.draw.posterior != "warm" or c.prior.base == "standard" or c.encoder.teach == "follow", "encoder.teach", c.encoder.teach, "must be follow where draw.posterior is warm and prior.base fitted: imitating its own refined z over a p_0 that follows them, the encoder would let z grow without end"),
+        (c.draw.posterior != "warm" or c.prior.base == "standard" or c.encoder.teach == "follow", "encoder.teach", c.encoder.teach, "must be follow where draw.posterior is warm and prior.base not standard: imitating its own refined z over a p_0 that follows them, the encoder would let z grow without end"),
         (1 <= c.flow.layers <= 64, "flow.layers", c.flow.layers, "must be between 1 and 64"),
         (1 <= c.flow.width <= 4096, "flow.width", c.flow.width, "must be between 1 and 4096"),
         (2 <= c.flow.bins <= 64, "flow.bins", c.flow.bins, "must be between 2 and 64"),

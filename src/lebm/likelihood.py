@@ -62,18 +62,18 @@ class LogLikelihood:
 
 @torch.no_grad()
 def log_z(prior: GaussianPrior, *, chains: int = 1000, temperatures: int = 500, seed: int = 0, progress: Progress | None = None) -> LogZ:
-    """Walkers from p_0 to the prior over a ladder of temperatures f -> b f, b from 0 to 1; on u, where p_0 is N(0, I)."""
+    """Walkers from p_0 to the prior over a ladder of temperatures f -> b f, b from 0 to 1; on u."""
     if chains < 2 or temperatures < 1:
         raise DataError(f"log Z from {chains} chains over {temperatures} temperatures; give at least 2 chains and 1 temperature")
     device = _device(prior)
-    start, end = _normal, partial(_tilted, prior)
+    start, end = partial(_base, prior), partial(_tilted, prior)
     betas = ladder(temperatures)
     rng = stream(seed, "ais/pilot", device)
-    sizes = pilot(start, end, prior.draw_base(CHUNK, rng), betas, rng)
+    sizes = pilot(start, end, prior.place_white(prior.draw_base(CHUNK, rng)), betas, rng)
     parts = []
     for i in range(0, chains, CHUNK):
         rng = stream(seed, f"ais/{i // CHUNK}", device)
-        parts.append(anneal(start, end, prior.draw_base(CHUNK, rng), betas, sizes, rng)[0][: chains - i].double().cpu())
+        parts.append(anneal(start, end, prior.place_white(prior.draw_base(CHUNK, rng)), betas, sizes, rng)[0][: chains - i].double().cpu())
         if progress:
             progress(min(i + CHUNK, chains), chains)
     log_w = torch.cat(parts)
@@ -177,12 +177,12 @@ def anneal(start: Density, end: Density, z: Tensor, betas: list[float], sizes: l
     return log_w, z
 
 
-def _normal(z: Tensor) -> tuple[Tensor, Tensor]:
-    return log_normal(z), -z
+def _base(prior: GaussianPrior, u: Tensor) -> tuple[Tensor, Tensor]:
+    return prior.base_log_prob(u), prior.base_score(u)
 
 
-def _tilted(prior: GaussianPrior, z: Tensor) -> tuple[Tensor, Tensor]:
-    return prior.tilt(z) + log_normal(z), prior.white_score(z)
+def _tilted(prior: GaussianPrior, u: Tensor) -> tuple[Tensor, Tensor]:
+    return prior.tilt(u) + prior.base_log_prob(u), prior.white_score(u)
 
 
 def _device(prior: GaussianPrior) -> torch.device:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lebm import checkpoint
-from lebm.config import Config, from_dict
+from lebm.config import BASES, Config, from_dict
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import GENERATORS, TextGenerator
 from lebm.generators.image import as_floats, as_tensor
@@ -60,7 +60,7 @@ class LatentEBM(nn.Module):
     def drawing(self, kind: str, by: str | None = None, steps: int | None = None) -> Drawing:
         """How z is drawn from the `prior` or `posterior`: by the run's own way and chain, or by those given."""
         way, chain = (self.synthesis, self.config.chains.prior) if kind == "prior" else (self.inference, self.config.chains.posterior)
-        base = "N(m, S)" if kind == "prior" and self.prior.fitted else "N(0, I)"
+        base = BASES[self.config.prior.base] if kind == "prior" else "N(0, I)"
         return choose(kind, getattr(self.config.draw, kind), way, chain, by, steps, base)
 
     def start_prior(self, e: Tensor) -> Tensor:

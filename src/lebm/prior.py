@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.config import Prior
+from lebm.mixture import SEEN, Mixture
 from lebm.sampler import ChainLike, langevin
 
-SEEN = 1e-3  # weight of a batch in the running moments behind a fitted p_0
 FLOOR = 1e-4  # added to its variances
 REFIT = 100  # updates between two fits
 
@@ -32,7 +32,8 @@ class GaussianPrior(nn.Module):
 
     p_0 is N(0, I), the paper's, or (prior.base: fitted) N(m, S) with the mean and covariance of posterior draws. A chain of the prior, and
     f, then live on the whitened u, z = m + L u with L L' = S: p_alpha(z) is proportional to exp(f(u)) N(u; 0, I). The energy is left
-    to say what a Gaussian cannot, and chains start where the posterior is.
+    to say what a Gaussian cannot, and chains start where the posterior is. Under prior.base: mixture p_0 is a mixture of Gaussians of
+    u instead of N(0, I), fitted to the same draws.
     """
 
     mean: Tensor
@@ -44,7 +45,8 @@ class GaussianPrior(nn.Module):
     def __init__(self, nz: int, config: Prior | None = None) -> None:
         super().__init__()
         self.nz = nz
-        self.fitted = config is not None and config.base == "fitted"
+        self.fitted = config is not None and config.base != "standard"
+        self.mixture = Mixture(config.parts, nz) if config is not None and config.base == "mixture" else None
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
         if self.fitted:
             for name in ("mean", "first"):
@@ -56,9 +58,16 @@ class GaussianPrior(nn.Module):
         """f as a function of the whitened u."""
         return u.new_zeros(len(u))
 
+    def base_log_prob(self, u: Tensor) -> Tensor:
+        """log p_0 as a density of u."""
+        return log_normal(u) if self.mixture is None else self.mixture.log_prob(u)
+
+    def base_score(self, u: Tensor) -> Tensor:
+        return -u if self.mixture is None else self.mixture.score(u)
+
     def white_score(self, u: Tensor) -> Tensor:
-        """grad_u [f + log N(u; 0, I)]."""
-        return -u
+        """grad_u [f + log p_0(u)]."""
+        return self.base_score(u)
 
     def f(self, z: Tensor) -> Tensor:
         return self.tilt(self.white(z))
@@ -69,7 +78,8 @@ class GaussianPrior(nn.Module):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log p_alpha(z) + log Z: normalised up to log Z, which no chain and no gradient needs."""
-        log_p = self.f(z) + log_normal(self.white(z))
+        u = self.white(z)
+        log_p = self.tilt(u) + self.base_log_prob(u)
         return log_p + self.inverse.diagonal().log().sum() if self.fitted else log_p
 
     def draw_base(self, n: int, rng: torch.Generator) -> Tensor:
@@ -77,7 +87,15 @@ class GaussianPrior(nn.Module):
         where: Tensor = self._where  # type: ignore[assignment]
         return torch.randn(n, self.nz, generator=rng, device=where.device, dtype=where.dtype)
 
-    def place(self, u: Tensor) -> Tensor:
+    def place(self, e: Tensor) -> Tensor:
+        """N(0, I) noise -> draws of p_0."""
+        return self.coloured(self.place_white(e))
+
+    def place_white(self, e: Tensor) -> Tensor:
+        """N(0, I) noise -> draws of p_0, as u."""
+        return e if self.mixture is None else self.mixture.draw(e)
+
+    def coloured(self, u: Tensor) -> Tensor:
         """u -> z."""
         return torch.addmm(self.mean, u, self.root.T) if self.fitted else u
 
@@ -87,8 +105,8 @@ class GaussianPrior(nn.Module):
 
     def walk(self, z: Tensor, chain: ChainLike, rng: torch.Generator, watch: Callable[[int, Tensor], None] | None = None) -> Tensor:
         """A Langevin chain of the prior from z, on u, so that one step size suits all directions; `watch` sees z."""
-        seen = None if watch is None else lambda k, u: watch(k, self.place(u))
-        return self.place(langevin(self.white_score, self.white(z), chain, rng, watch=seen))
+        seen = None if watch is None else lambda k, u: watch(k, self.coloured(u))
+        return self.coloured(langevin(self.white_score, self.white(z), chain, rng, watch=seen))
 
     @torch.no_grad()
     def see(self, z_pos: Tensor) -> None:
@@ -96,6 +114,8 @@ class GaussianPrior(nn.Module):
         if self.fitted:
             self.first.lerp_(z_pos.mean(0), SEEN)
             self.second.lerp_(z_pos.T @ z_pos / len(z_pos), SEEN)
+            if self.mixture is not None:
+                self.mixture.see(z_pos, self.white(z_pos))
 
     @torch.no_grad()
     def refit(self) -> None:
@@ -105,9 +125,12 @@ class GaussianPrior(nn.Module):
         first, second = self.first.double().cpu(), self.second.double().cpu()
         root, bad = torch.linalg.cholesky_ex(second - first.outer(first) + FLOOR * torch.eye(self.nz, dtype=torch.float64))
         if not bad and bool(torch.isfinite(root).all()):  # where z has run away the guard stops the run
+            inverse = torch.linalg.inv(root)
             self.mean.copy_(first)
             self.root.copy_(root)
-            self.inverse.copy_(torch.linalg.inv(root))
+            self.inverse.copy_(inverse)
+            if self.mixture is not None:
+                self.mixture.refit(first, second, inverse)
 
 
 class EnergyPrior(GaussianPrior):
@@ -134,7 +157,7 @@ class EnergyPrior(GaussianPrior):
         return last(h).squeeze(-1)
 
     def white_score(self, u: Tensor) -> Tensor:
-        """grad_u [f(u) + log N(u; 0, I)] in closed form: back through the layers by hand."""
+        """grad_u [f(u) + log p_0(u)] in closed form: back through the layers by hand."""
         *hidden, last = self.linear()
         h, vs = u, []
         for layer in hidden:
@@ -143,7 +166,7 @@ class EnergyPrior(GaussianPrior):
         g = last.weight.expand(len(u), -1)
         for layer, v in zip(reversed(hidden), reversed(vs), strict=True):
             g = self._back(g, v) @ layer.weight
-        return g - u
+        return g + self.base_score(u)
 
 
 PRIORS: dict[str, type[GaussianPrior]] = {"energy": EnergyPrior, "gaussian": GaussianPrior}

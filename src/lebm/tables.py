@@ -282,8 +282,8 @@ def ablation(results: Results, to_results: str) -> str:
             if kind(r) in ("", "gaussian"):
                 rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'} ({link})", number(r, "fid", 2)])
             if "fid_gaussian" in r["metrics"]:
-                fitted = r["config"].get("prior", {}).get("base") == "fitted"
-                base = "its fitted Gaussian, without the energy" if fitted else "N(0, I) instead of its learned prior"
+                own = {"fitted": "its fitted Gaussian, without the energy", "mixture": "its mixture of Gaussians, without the energy"}
+                base = own.get(r["config"].get("prior", {}).get("base"), "N(0, I) instead of its learned prior")
                 rows.append([f"**lebm**, `{r['experiment']}`, samples from {base} ({link})", number(r, "fid_gaussian", 2)])
     return table(["SVHN", "FID"], rows) if len(rows) > before else ""
 

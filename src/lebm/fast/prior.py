@@ -13,8 +13,9 @@ from lebm.prior import EnergyPrior, GaussianPrior
 
 
 def fits(prior: GaussianPrior) -> bool:
-    """Two hidden layers of LeakyReLU, width up to 256 and nz up to 128: the weights then stay in the multiprocessor's memory."""
-    if not isinstance(prior, EnergyPrior):
+    """Two hidden layers of LeakyReLU, width up to 256 and nz up to 128, over one Gaussian: the weights then stay in the multiprocessor's
+    memory."""
+    if not isinstance(prior, EnergyPrior) or prior.mixture is not None:
         return False
     c = prior.config
     return c.depth == 2 and c.activation == "leaky_relu" and c.width <= 256 and prior.nz <= 128

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from lebm.config import BASES
 from lebm.errors import CheckpointError
 
 SENTENCES = "sentences.json"  # what a text model says, written by an evaluation
@@ -55,7 +56,7 @@ class Folder:
     @property
     def base(self) -> str:
         """p_0, where prior chains start, as a page writes it."""
-        return "N(m, S)" if self.setting("prior.base") == "fitted" else "N(0, I)"
+        return BASES.get(self.setting("prior.base"), "N(0, I)")
 
     def picture(self, stem: str) -> str | None:
         """figures/STEM.svg or .png as a data URI."""

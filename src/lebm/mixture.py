@@ -1,0 +1,92 @@
+"""A mixture of Gaussians that follows draws as they come: p_0 under `prior.base: mixture`.
+
+The running sums are of z, each row divided among the Gaussians by how likely each is to have made it (online expectation-maximisation,
+Cappé and Moulines 2009). The density lives on the whitened u of lebm.prior, where all directions have one scale.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+SEEN = 1e-3  # weight of a batch in the running sums, as in lebm.prior
+COMMON = 0.03  # every Gaussian counts so much besides its own share, of what all have in common: none dies, none shrinks to a point
+FLOOR = 1e-4  # added to the variances of u
+
+
+class Mixture(nn.Module):
+    share: Tensor  # running: of the rows, (k,)
+    first: Tensor  # running: of z, (k, nz)
+    second: Tensor  # running: of z z', (k, nz, nz)
+    weights: Tensor  # the mixture over u
+    centres: Tensor
+    roots: Tensor  # Cholesky factors of the covariances
+    inverses: Tensor  # of the roots
+    shift: Tensor  # inverse times centre
+    constant: Tensor  # log weight + the constants of a log density
+
+    def __init__(self, parts: int, nz: int) -> None:
+        super().__init__()
+        self.parts, self.nz = parts, nz
+        eye, k = torch.eye(nz), torch.arange(parts)
+        # One unit away from 0 along an axis each: alike they would stay alike.
+        centres = eye[k % nz] * (1 - 2 * (k // nz % 2))[:, None]
+        self.register_buffer("share", torch.full((parts,), 1 / parts))
+        self.register_buffer("first", centres / parts)
+        self.register_buffer("second", (eye + centres[:, :, None] * centres[:, None]) / parts)
+        self.register_buffer("weights", self.share.clone())
+        self.register_buffer("centres", centres)
+        self.register_buffer("roots", eye.repeat(parts, 1, 1))
+        self.register_buffer("inverses", eye.repeat(parts, 1, 1))
+        self.register_buffer("shift", centres.clone())
+        self.register_buffer("constant", torch.full((parts,), -math.log(parts) - 0.5 * nz * math.log(2 * math.pi)))
+
+    def _each(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, k, nz): u as each Gaussian whitens it; (n, k): log weight + log density."""
+        white = (u @ self.inverses.flatten(0, 1).T).view(len(u), self.parts, self.nz) - self.shift
+        return white, self.constant - 0.5 * white.square().sum(-1)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        return self._each(u)[1].logsumexp(-1)
+
+    def score(self, u: Tensor) -> Tensor:
+        """grad_u log p_0(u)."""
+        white, log_p = self._each(u)
+        return -(log_p.softmax(-1).unsqueeze(-1) * white).flatten(1) @ self.inverses.flatten(0, 1)
+
+    def draw(self, e: Tensor) -> Tensor:
+        """u as a function of N(0, I) noise: the first number chooses the Gaussian by its quantile, and what is left of it, uniform within
+        the chosen share, is a number of N(0, 1) again."""
+        p, until = torch.special.ndtr(e[:, 0].double()), self.weights.double().cumsum(0)
+        k = (p.unsqueeze(1) >= until[:-1]).sum(1)
+        share = self.weights.double()[k]
+        left = ((p - until[k] + share) / share).clamp(1e-9, 1 - 1e-9)
+        e = torch.cat([torch.special.ndtri(left).to(e.dtype).unsqueeze(1), e[:, 1:]], 1)
+        each = (e @ self.roots.flatten(0, 1).T).view(len(e), self.parts, self.nz) + self.centres
+        return each.gather(1, k.view(-1, 1, 1).expand(-1, 1, self.nz)).squeeze(1)
+
+    @torch.no_grad()
+    def see(self, z: Tensor, u: Tensor) -> None:
+        of = self._each(u)[1].softmax(-1).T / len(z)
+        self.share.lerp_(of.sum(1), SEEN)
+        self.first.lerp_(of @ z, SEEN)
+        self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, SEEN)
+
+    @torch.no_grad()
+    def refit(self, mean: Tensor, second: Tensor, inverse: Tensor) -> None:
+        """Move to what has been seen; whitening is u = inverse (z - mean), and mean and second are the moments of all rows (float64, CPU)."""
+        share, first = self.share.double().cpu() + COMMON / self.parts, self.first.double().cpu() + COMMON / self.parts * mean
+        centres = first / share[:, None]
+        products = (self.second.double().cpu() + COMMON / self.parts * second) / share[:, None, None]
+        spread = inverse @ (products - centres[:, :, None] * centres[:, None]) @ inverse.T
+        roots, bad = torch.linalg.cholesky_ex(spread + FLOOR * torch.eye(self.nz, dtype=torch.float64))
+        if bool(bad.any()) or not bool(torch.isfinite(roots).all()):
+            return
+        weights, centres, inverses = share / share.sum(), (centres - mean) @ inverse.T, torch.linalg.inv(roots)
+        shift = (inverses @ centres.unsqueeze(-1)).squeeze(-1)
+        constant = weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi)
+        found = {"weights": weights, "centres": centres, "roots": roots, "inverses": inverses, "shift": shift, "constant": constant}
+        for name, value in found.items():
+            getattr(self, name).copy_(value)
