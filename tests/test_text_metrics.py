@@ -89,7 +89,18 @@ def test_a_run_is_measured_and_the_judge_of_real_text_is_kept(run, tmp_path, mon
     monkeypatch.setattr(text_metrics, "log_likelihood", lambda *a, **k: evaluate.log_likelihood(*a, particles=3, temperatures=2, steps=4, **k))
     summary = lebm.evaluate.evaluate(run, ("fppl", "fppl_gaussian", "rppl", "nll"), samples=50, limit=5, device="cpu")
     m, p = summary["metrics"], summary["protocol"]
-    names = {"fppl", "fppl_gaussian", "real_ppl", "rppl", "nll_reconstruction", "nll_estimate", "nll_estimate_error", "active_units", "z_information"}
+    names = {
+        "fppl",
+        "copied",
+        "fppl_gaussian",
+        "real_ppl",
+        "rppl",
+        "nll_reconstruction",
+        "nll_estimate",
+        "nll_estimate_error",
+        "active_units",
+        "z_information",
+    }
     assert set(m) == names and all(math.isfinite(v) for v in m.values())
     assert 5 < m["real_ppl"] < m["fppl"]  # the run has hardly learned: its sentences surprise the judge more
     assert p["fppl"]["sentences"]["generated"] == 50 and p["fppl"]["language_model"]["validation_ppl"] > 1
@@ -155,7 +166,7 @@ def test_a_text_without_validation_sentences(tmp_path, monkeypatch):
 def test_table_2_is_made_of_result_files():
     result = dict.fromkeys(lebm.results.KEYS) | {
         "experiment": "snli",
-        "metrics": {"fppl": 31.234, "rppl": 40.5, "nll_reconstruction": 29.0, "nll_estimate": 35.1, "real_ppl": 24.0},
+        "metrics": {"fppl": 31.234, "rppl": 40.5, "nll_reconstruction": 29.0, "nll_estimate": 35.1, "real_ppl": 24.0, "copied": 0.0123},
         "data": {"name": "snli", "train": 37322},
         "protocol": {"checkpoint": "last"},
         "steps": 40000,
@@ -193,3 +204,9 @@ def test_samples_of_a_text_model_are_quoted_and_nothing_else(tmp_path):
     file.write_text("[]")
     with pytest.raises(UserError, match="no sentences.json"):
         tables.quoted({"ptb": result}, tmp_path)
+
+
+def test_copies_are_counted_whatever_their_padding():
+    train = torch.tensor([[5, 6, 2, 0], [7, 2, 0, 0]])
+    x = torch.tensor([[5, 6, 2, 0, 0], [5, 2, 0, 0, 0], [7, 2, 0, 0, 0], [6, 5, 2, 0, 0]])
+    assert text_metrics.copied(x, train) == 0.5

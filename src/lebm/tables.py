@@ -216,6 +216,8 @@ def table_2(results: Results, to_results: str, to_docs: str = "") -> str:
 def text_cell(name: str, r: Mapping[str, Any], to_results: str) -> str:
     shown = " / ".join(number(r, key, 2) for key in ("fppl", "rppl", "nll_reconstruction"))
     small = f"real text {number(r, 'real_ppl', 2)}, -log p(x) about {number(r, 'nll_estimate', 2)}"
+    if "copied" in r["metrics"]:
+        small += f", {100 * r['metrics']['copied']:.1f} % copies"
     return f"[{shown}]({to_results}{name}.json) ({text_label(r)}) <br><sub>{small}</sub>{length(r)}"
 
 

@@ -22,7 +22,7 @@ from lebm.generators.text import TextGenerator
 from lebm.likelihood import log_likelihood, log_z
 from lebm.metrics.language_model import LanguageModel, Recipe, fit
 from lebm.statistics import content_hash
-from lebm.words import lengths
+from lebm.words import PAD, lengths
 
 RECIPE = Recipe()
 SEED = 0  # of the language models: a judge does not change with the samples
@@ -41,12 +41,19 @@ def real_ppl(ev: Any) -> Numbers:
 
 
 def fppl(ev: Any) -> Numbers:
-    """Forward: the perplexity of the run's sentences under a language model of real sentences. With it, that of real ones."""
+    """Forward: the perplexity of the run's sentences under a language model of real sentences. With it, that of real ones, and how many
+    of the run's are copies."""
     real = real_ppl(ev)
     judge, how = _judge(ev)
     x = generated(ev)
     ev.protocol.update(sentences=_sampled(ev, x), language_model=how, real=ev.protocol["sentences"])
-    return {"fppl": judge.perplexity(x), **real}
+    return {"fppl": judge.perplexity(x), "copied": copied(x, ev.splits.train), **real}
+
+
+def copied(x: Tensor, train: Tensor) -> float:
+    """The share of sentences that stand word for word in the training text: a low forward perplexity may come from memory."""
+    known = {tuple(row[row != PAD].tolist()) for row in train}
+    return sum(tuple(row[row != PAD].tolist()) in known for row in x) / len(x)
 
 
 def fppl_gaussian(ev: Any) -> Numbers:

@@ -54,11 +54,28 @@ def _grad_f(z, w1, b1, w2, b2, w3, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.
 
 
 @triton.jit
+def _mixture_score(z, inverses, shift, constant, NZ: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr):
+    """z[R, 128] float32 -> grad log of a mixture of Gaussians; inverses[PARTS, NZ, NZ], shift[PARTS, NZ] and constant[PARTS] as lebm.mixture
+    keeps them. One pass: the weights of the Gaussians are kept relative to the largest so far."""
+    most, total, found = tl.full((R,), -1e30, tl.float32), tl.zeros((R,), tl.float32), tl.zeros((R, 128), tl.float32)
+    for k in range(0, PARTS):
+        inverse = _block(inverses + k * NZ * NZ, 0, 0, False, NZ, NZ)
+        white = tl.dot(z, tl.trans(inverse), input_precision="tf32") - _row(shift + k * NZ, 0, NZ)
+        log_p = tl.load(constant + k) - 0.5 * tl.sum(white * white, 1)
+        top = tl.maximum(most, log_p)
+        old, new = tl.exp(most - top), tl.exp(log_p - top)
+        found = found * old[:, None] + tl.dot(white * new[:, None], inverse, input_precision="tf32")
+        total, most = total * old + new, top
+    return -found / total[:, None]
+
+
+@triton.jit
 def prior_chain(
-    out, start, seed, w1, b1, w2, b2, w3, rows, drift, size, zero,
-    K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FRESH: tl.constexpr,
+    out, start, seed, w1, b1, w2, b2, w3, inverses, shift, constant, rows, drift, size, zero,
+    K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """K Langevin steps of R rows a program, to the prior; FRESH: from N(0, I), and the start is kept too; otherwise from `start`.
+    p_0 is N(0, I), or where there are PARTS a mixture.
 
     `zero` is 0 at run time: it keeps the compiler from moving the weights' loads out of the loop, where they would not fit.
     """
@@ -75,18 +92,29 @@ def prior_chain(
     for k in range(0, K):
         q = k * zero
         g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, NZ, ND, LEAK)
-        z = z + drift * (g - z) + size * tl.randn(s, counter + (k + 1) * NZ)
+        if PARTS:
+            g += _mixture_score(z, inverses + q, shift, constant, NZ, R, PARTS)
+        else:
+            g -= z
+        z = z + drift * g + size * tl.randn(s, counter + (k + 1) * NZ)
         z = tl.where(ok, z, 0.0)
     tl.store(out + p, z, mask=ok)
 
 
 @triton.jit
-def energy_score(z, out, w1, b1, w2, b2, w3, rows, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr):
-    """out[rows, NZ] = grad f(z)."""
+def energy_score(
+    z, out, w1, b1, w2, b2, w3, inverses, shift, constant, rows,
+    NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """out[rows, NZ] = grad f(z); where p_0 is a mixture of PARTS, with its score and z."""
     m, i = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, 128)
     ok = (m < rows)[:, None] & (i < NZ)[None, :]
     p = m[:, None] * NZ + i[None, :]
-    tl.store(out + p, _grad_f(tl.load(z + p, mask=ok, other=0.0), w1, b1, w2, b2, w3, NZ, ND, LEAK), mask=ok)
+    v = tl.load(z + p, mask=ok, other=0.0)
+    g = _grad_f(v, w1, b1, w2, b2, w3, NZ, ND, LEAK)
+    if PARTS:
+        g += _mixture_score(v, inverses, shift, constant, NZ, R, PARTS) + v
+    tl.store(out + p, g, mask=ok)
 
 
 @triton.jit

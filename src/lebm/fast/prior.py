@@ -13,9 +13,8 @@ from lebm.prior import EnergyPrior, GaussianPrior
 
 
 def fits(prior: GaussianPrior) -> bool:
-    """Two hidden layers of LeakyReLU, width up to 256 and nz up to 128, over one Gaussian: the weights then stay in the multiprocessor's
-    memory."""
-    if not isinstance(prior, EnergyPrior) or prior.mixture is not None:
+    """Two hidden layers of LeakyReLU, width up to 256 and nz up to 128: the weights then stay in the multiprocessor's memory."""
+    if not isinstance(prior, EnergyPrior):
         return False
     c = prior.config
     return c.depth == 2 and c.activation == "leaky_relu" and c.width <= 256 and prior.nz <= 128
@@ -25,7 +24,7 @@ class FastPrior:
     """Working copies of an EnergyPrior's weights and the launches that use them.
 
     Over a fitted p_0 the prior chain runs on u with the weights as they are; the score for posterior chains is one of z, so its first layer
-    whitens too.
+    whitens too, and so do the Gaussians of a mixture.
     """
 
     def __init__(self, prior: EnergyPrior, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -39,6 +38,10 @@ class FastPrior:
             self._one, self._shift = torch.empty_like(self._work[0]), torch.empty_like(one.bias)
             self._of_z = (self._one, self._shift, *self._args[2:])
             self._rest, self._pull = torch.empty_like(prior.root), torch.empty_like(prior.mean)  # I - S^-1 and S^-1 m
+        m = prior.mixture
+        self._parts = 0 if m is None else m.parts
+        self._of_u: tuple[Tensor, ...] = (one.bias,) * 3 if m is None else (m.inverses, m.shift, m.constant)  # without a mixture: never read
+        self._whitened = self._of_u if m is None else (torch.empty_like(m.inverses), torch.empty_like(m.shift), m.constant)
         self.refresh()
 
     @torch.no_grad()
@@ -49,30 +52,40 @@ class FastPrior:
             first = one.weight @ p.inverse
             self._one.copy_(first)
             torch.addmv(one.bias, first, p.mean, alpha=-1, out=self._shift)
-            precision = p.inverse.T @ p.inverse
-            torch.mv(precision, p.mean, out=self._pull)
-            self._rest.copy_(precision.neg_()).diagonal().add_(1)
+            if p.mixture is None:
+                precision = p.inverse.T @ p.inverse
+                torch.mv(precision, p.mean, out=self._pull)
+                self._rest.copy_(precision.neg_()).diagonal().add_(1)
+            else:
+                inverses, shift, _ = self._whitened
+                torch.matmul(p.mixture.inverses, p.inverse, out=inverses)
+                torch.add(inverses @ p.mean, p.mixture.shift, out=shift)
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
         """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
         rows, s, r = len(out), chain.step_size, tiles.PRIOR_ROWS
+        if fresh and self._parts:  # a Gaussian of the mixture is chosen first
+            kernels.draw_start[(cdiv(out.numel(), 128),)](out, start, seed, out.numel(), chain.steps, self.nz, 128)
+            start.copy_(self.prior.place(start))
+            fresh = False
         u = start if fresh or not self.prior.fitted else self.prior.white(start)
         kernels.prior_chain[(cdiv(rows, r),)](
-            out, u, seed, *self._args, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh,
+            out, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
         if self.prior.fitted:
-            out.copy_(self.prior.place(out))
+            out.copy_(self.prior.coloured(out))
             if fresh:
-                start.copy_(self.prior.place(start))
+                start.copy_(self.prior.coloured(start))
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
         """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
         r = tiles.PRIOR_ROWS
         kernels.energy_score[(cdiv(len(z), r),)](
-            z, out, *self._of_z, len(z), self.nz, self.width, self.leak, r, num_warps=tiles.PRIOR_WARPS, num_stages=1
+            z, out, *self._of_z, *self._whitened, len(z), self.nz, self.width, self.leak, r, self._parts,
+            num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
-        if self.prior.fitted:
+        if self.prior.fitted and not self._parts:
             out.add_(torch.addmm(self._pull, z, self._rest))
 
 

@@ -26,6 +26,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "infer_ratio": ("Times sooner than chains alone", "at equal error"),
     "fppl": ("FPPL", "perplexity of the model's sentences under a language model of real ones; lower is better"),
     "fppl_gaussian": ("FPPL from p₀", "the same generator without the energy; p₀ is N(0, I) unless fitted"),
+    "copied": ("Copied sentences", "share of the model's that stand word for word in the training text"),
     "rppl": ("RPPL", "perplexity of real sentences under a language model of the model's; lower is better"),
     "real_ppl": ("Perplexity of real sentences", "under the language model that judges FPPL"),
     "nll_reconstruction": ("NLL, reconstruction", "-log p(x|z) in nats a test sentence, z inferred as in learning; lower is better"),
