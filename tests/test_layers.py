@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "state": BELOW_LEARN | {"learn", "runs"},
     "results": {"checkpoint"},
     "statistics": {"checkpoint", "metrics"},
-    "tables": {"results", "checkpoint"},
+    "tables": {"results", "checkpoint", "config"},
     "collapse": BELOW_LEARN | {"learn"},
     "sentences": ANY,
     "text_metrics": ANY,

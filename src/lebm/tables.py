@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lebm import checkpoint
+from lebm.config import BASES
 from lebm.errors import UserError
 from lebm.results import KEYS
 
@@ -81,7 +82,7 @@ KNOWN_FIDS = {("cifar10:train", "cifar10:test"): "3.15"}  # what FID implementat
 KINDS = {
     "": "the paper's settings",
     "best": "our settings",
-    "warm": "our settings, learned and persistent starts",
+    "warm": "our settings, posterior chains from an encoder",
     "gaussian": "N(0, I) as prior, the paper's settings",
 }
 TEXT_KINDS = {"": "learned prior", "gaussian": "N(0, I) as prior, the same generator and learning"}
@@ -358,7 +359,10 @@ def long_runs(results: Results, to_results: str) -> str:
             how = r["protocol"]["long_run"]
             shown = [f"{kind} {number(r, key, 2)} after {k} steps" for key, k in zip((short, long), steps, strict=True)]
             file = f"[{name}.json]({to_results}{name}.json)"
-            rows.append([f"`{r['experiment']}`", *shown, number(r, LONG_RUN, 2), f"{how['passes_at']:g}", f"{how['samples']:,}", file])
+            base = BASES.get(r["config"].get("prior", {}).get("base"), "N(0, I)")
+            rows.append(
+                [f"`{r['experiment']}`, an energy over {base}", *shown, number(r, LONG_RUN, 2), f"{how['passes_at']:g}", f"{how['samples']:,}", file]
+            )
     return table(["experiment", "at K0", "long run", "ratio", "passes up to", "samples", "file"], rows) if rows else ""
 
 
