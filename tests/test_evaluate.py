@@ -1,5 +1,6 @@
 """run folder -> metrics.json, figures, report.html."""
 
+import io
 import json
 import math
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from lebm import evaluate as module
 from lebm.config import resolve
@@ -146,3 +148,25 @@ def test_a_metric_is_one_line_in_a_dict(run, monkeypatch):
     monkeypatch.setitem(METRICS, "rows", count)
     assert evaluate(run, ("rows",), pictures=False)["metrics"]["rows"] == 297.0 and seen[0].samples is None
     assert module.SHOWN == 64
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch):
+    folder = make(tmp_path / "run")
+    monkeypatch.setitem(METRICS, "rows", lambda ev: {"rows": float(len(ev.test))})
+
+    def interrupted(ev: Evaluation):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(METRICS, "never", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(folder, ("rows", "never"), pictures=False)
+    kept = json.loads((folder / "metrics.json").read_text())
+    assert kept["metrics"] == {"rows": 297.0} and tuple(kept) == KEYS and kept["protocol"]["rows"]["seed"] == 0
+
+
+def test_a_run_without_an_update_is_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setitem(METRICS, "rows", lambda ev: {"rows": 1.0})
+    for steps, said in ((0, True), (2, False)):
+        console = Console(file=io.StringIO())
+        evaluate(make(tmp_path / str(steps), f"training.steps={steps}"), ("rows",), pictures=False, console=console)
+        assert ("no update yet" in console.file.getvalue()) == said

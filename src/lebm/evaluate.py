@@ -123,13 +123,9 @@ def evaluate(
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(splits.train)
     if (take := getattr(model.generator, "take", None)) is not None:
         take(splits.facts)  # a text with other words than the model's is refused
-    with fitting_threads(model):
-        values, protocol = measure(ev, chosen)
-    summary = results.result(
-        experiment=model.config.experiment,
-        metrics=values,
-        protocol={"checkpoint": "last", **protocol},
-        data={
+    facts = {
+        "experiment": model.config.experiment,
+        "data": {
             "name": model.config.data.name,
             "source": _source(splits.source, root),
             "train": len(ev.train),
@@ -137,15 +133,19 @@ def evaluate(
             **({"validation": len(splits.validation)} if splits.validation is not None else {}),
             "sha256": ev.content,
         },
-        config=model.config.to_dict(),
-        seed=ev.seed,
-        steps=checkpoint.load_tensors(run / "model.safetensors")[1].get("step"),
-        device=results.device_name(model.device),
-        seconds=round(time.monotonic() - started, 1),
-    )
-    target = run / ("validation.json" if split == "validation" else "metrics.json")
-    summary = merged(summary, target)
-    results.write(target, summary)
+        "config": model.config.to_dict(),
+        "seed": ev.seed,
+        "steps": checkpoint.load_tensors(run / "model.safetensors")[1].get("step"),
+        "device": results.device_name(model.device),
+    }
+    if console and facts["steps"] == 0:
+        console.print("note: this run has saved no update yet; these are numbers of random networks")
+    target, summary = run / ("validation.json" if split == "validation" else "metrics.json"), {}
+    with fitting_threads(model):
+        for values, protocol in measure(ev, chosen):  # each is kept as soon as it is known
+            seconds = round(time.monotonic() - started, 1)
+            summary = merged(results.result(metrics=values, protocol={"checkpoint": "last", **protocol}, seconds=seconds, **facts), target)
+            results.write(target, summary)
     if pictures and split != "validation":
         draw(run, ev)
         report.write(run)
@@ -185,8 +185,8 @@ def _source(source: str, root: Path | None) -> str:
     return source
 
 
-def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> tuple[Numbers, dict[str, Any]]:
-    """The numbers, and for each metric how it was measured."""
+def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> Iterator[tuple[Numbers, dict[str, Any]]]:
+    """After every metric: the numbers so far, and for each metric how it was measured."""
     values: Numbers = {}
     protocol: dict[str, Any] = {}
     for name in chosen:
@@ -195,7 +195,7 @@ def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> tuple[Number
         seconds = round(time.monotonic() - begun, 1)
         where = {"device": results.device_name(ev.model.device), "code": results.code_version()}
         protocol[name] = {**ev.protocol, "seed": ev.seed, "seconds": seconds, **where}
-    return values, protocol
+        yield values, protocol
 
 
 def merged(summary: dict[str, Any], path: Path) -> dict[str, Any]:

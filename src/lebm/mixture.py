@@ -16,7 +16,7 @@ COMMON = 0.03  # every Gaussian counts so much besides its own share, of what al
 FLOOR = 1e-4  # added to the variances of u
 
 
-class Mixture(nn.Module):
+class OnlineMixture(nn.Module):
     share: Tensor  # running: of the rows, (k,)
     first: Tensor  # running: of z, (k, nz)
     second: Tensor  # running: of z z', (k, nz, nz)

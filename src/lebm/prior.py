@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.config import Prior
-from lebm.mixture import SEEN, Mixture
+from lebm.mixture import SEEN, OnlineMixture
 from lebm.sampler import ChainLike, langevin
 
 FLOOR = 1e-4  # added to its variances
@@ -46,7 +46,7 @@ class GaussianPrior(nn.Module):
         super().__init__()
         self.nz = nz
         self.fitted = config is not None and config.base != "standard"
-        self.mixture = Mixture(config.parts, nz) if config is not None and config.base == "mixture" else None
+        self.mixture = OnlineMixture(config.parts, nz) if config is not None and config.base == "mixture" else None
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
         if self.fitted:
             for name in ("mean", "first"):
