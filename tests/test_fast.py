@@ -76,11 +76,11 @@ def move_base(prior: GaussianPrior) -> None:
     prior.root.copy_(root)
     prior.inverse.copy_(torch.linalg.inv(root))
     if prior.mixture is not None:  # as if half the rows had gone elsewhere
-        prior.mixture.see(3 * torch.randn(50, prior.nz, generator=rng).to(root), torch.randn(50, prior.nz, generator=rng).to(root))
-        prior.mixture.share.mul_(1 + torch.rand(prior.mixture.parts, generator=rng))
-        prior.mixture.refit(
-            prior.mean.double(), torch.eye(prior.nz).double() + prior.mean.double().outer(prior.mean.double()), prior.inverse.double()
-        )
+        z, u = (torch.randn(50, prior.nz, generator=rng).to(prior.mean) for _ in range(2))
+        prior.mixture.see(3 * z, u)
+        prior.mixture.share.mul_(1 + torch.rand(prior.mixture.parts, generator=rng).to(prior.mean))
+        mean = prior.mean.double().cpu()
+        prior.mixture.refit(mean, torch.eye(prior.nz).double() + mean.outer(mean), prior.inverse.double().cpu())
 
 
 def images(config: Config, rows: int) -> Tensor:
@@ -302,23 +302,30 @@ def test_bf16_scores_point_where_the_exact_ones_do(preset: str) -> None:
 
 
 @gpu
-def test_bf16_prior_chain_stays_near_the_exact_path() -> None:
-    prior = shaken(EnergyPrior(100, resolve("svhn").prior)).to(DEVICE)
+@pytest.mark.parametrize("base", ["standard", "mixture"])
+def test_bf16_prior_chain_stays_near_the_exact_path(base: str) -> None:
+    prior = shaken(EnergyPrior(100, resolve("svhn", [f"prior.base={base}", "prior.parts=20"]).prior)).to(DEVICE)
+    if base == "mixture":
+        move_base(prior)
     chain, rows, seed = Chain(10, 0.4), 100, torch.tensor([3], device=DEVICE)
     out, start = torch.empty(rows, 100, device=DEVICE), torch.empty(rows, 100, device=DEVICE)
     FastPrior(prior).chain(out, start, seed, chain)
     e = noise(seed, rows, chain.steps, 100).double()
-    z, reference = e[0], copy.deepcopy(prior).double()
+    reference = copy.deepcopy(prior).double()
+    u = reference.place_white(e[0])
     with torch.no_grad():
         for k in range(chain.steps):
-            z = z + 0.08 * reference.score(z) + 0.4 * e[k + 1]
-    assert relative(out, z) < 0.02
+            u = u + 0.08 * reference.white_score(u) + 0.4 * e[k + 1]
+    assert relative(out, reference.coloured(u)) < 0.02
+    score, z = torch.empty_like(out), out.clone()
+    FastPrior(prior).grad_f(z, score)
+    assert relative(score - z, reference.score(z.double())) < 0.05
 
 
 @gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_resumed_run_draws_the_noise_it_would_have_drawn(precision: str, tmp_path: Path) -> None:
-    settings = [f"precision={precision}", "training.log_every=5", "training.checkpoint_every=10"]
+    settings = [f"precision={precision}", "prior.base=mixture", "training.log_every=5", "training.checkpoint_every=10"]
     train(resolve("digits", [*settings, "training.steps=20"]), run=tmp_path / "a", device="cuda")
     train(resolve("digits", [*settings, "training.steps=10"]), run=tmp_path / "b", device="cuda")
     train(resolve("digits", [*settings, "training.steps=20"]), run=tmp_path / "b", device="cuda", resume=True)
