@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,24 +77,6 @@ def test_score_is_the_gradient(g, pair):
     expected = torch.autograd.grad(plain_log_prob(g, x, z).sum(), z)[0]
     assert (score - expected).norm() < 1e-10 * expected.norm()
     assert expected.norm() > 1e-3
-
-
-@pytest.mark.parametrize("detail", [1.0, 1.5, 2.0])
-def test_coloured_noise_is_the_normal_density_with_that_covariance(detail):
-    made = resolve("svhn", ["generator.ngf=2", "generator.size=8", "generator.base=4", "generator.widths=[2]", "nz=5"])
-    g = ImageGenerator(5, replace(made.generator, detail=detail)).double()
-    x, z = normal(2, 3, 8, 8, seed=1), normal(2, 5, seed=2).requires_grad_()
-    inverse = torch.stack([g.weigh(e.view(1, 3, 8, 8)).flatten() for e in torch.eye(192, dtype=torch.float64)]) / g.sigma**2
-    torch.testing.assert_close(inverse, inverse.T)
-    law = torch.distributions.MultivariateNormal(g.decode(z).flatten(1), precision_matrix=inverse)
-    found = g.log_prob(x, z)
-    torch.testing.assert_close(found, law.log_prob(x.flatten(1)))
-    torch.testing.assert_close(g.score(x, z.detach()), torch.autograd.grad(found.sum(), z)[0])
-    # sigma is that of a flat image far from the border, and detail times smaller for the finest stripes
-    flat = torch.ones(1, 3, 8, 8, dtype=torch.float64)
-    assert float(g.weigh(flat)[0, 0, 4, 4]) == pytest.approx(1)
-    fine = flat * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
-    assert float(g.weigh(fine)[0, 0, 4, 4]) == pytest.approx(detail**2)
 
 
 def test_score_leaves_its_arguments_as_they_were(g, pair):

@@ -112,7 +112,6 @@ class Generator:
     last: Literal["up", "same"] = "up"  # final layer: 4x4 stride 2, or 3x3 stride 1 (CIFAR-10)
     leak: float = 0.2
     sigma: float = 0.3
-    detail: float = 1.0  # sigma is so many times smaller for fine detail; 1: sigma^2 I, as in the paper
 
     def rules(self) -> list[Rule]:
         n = hidden_layers(self)
@@ -123,7 +122,6 @@ class Generator:
             (1 <= self.base <= 16, "generator.base", self.base, "must be between 1 and 16"),
             (0 <= self.leak < 1, "generator.leak", self.leak, "must be at least 0 and below 1"),
             (self.sigma > 0, "generator.sigma", self.sigma, "must be above 0"),
-            (1 <= self.detail <= 100, "generator.detail", self.detail, "must be between 1 and 100"),
             (_doublings(self) is not None, "generator.size", self.size,
              f"must be generator.base ({self.base}) times a power of two (at least twice it), and at most 256"),
             (fits, "generator.widths", self.widths, f"must list {n} positive numbers, one for each hidden layer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -49,8 +50,6 @@ class FastGenerator:
         self._first_back, self.split = tiles.first_backward(rows, self.nz, self.n)
         self.part = empty(self.split, rows, self.nz, dtype=torch.float32)
         self.error = empty(cdiv(self.d.numel(), tiles.FOLD_BLOCK), dtype=torch.float32)
-        white = generator.config.detail == 1  # otherwise residual and slope wait for a kernel of their own
-        self._residual, self._slope = (None if white else torch.empty_like(self.d, dtype=torch.float32) for _ in range(2))
         self.refresh()
 
     def _pixels(self, i: int) -> int:
@@ -76,8 +75,7 @@ class FastGenerator:
         self._w_last.copy_(last)
 
     def forward(self, z: Tensor, x: Tensor, scale: float) -> None:
-        """Fill h, d = scale (x - x_hat)(1 - x_hat^2) and error, from z[rows, nz] and the stored images x (NCHW). Where the noise is not
-        white, its inverse covariance stands before the residual."""
+        """Fill h, d = scale (x - x_hat)(1 - x_hat^2) and error, from z[rows, nz] and the stored images x (NCHW)."""
         t = tiles.first_forward(self.rows, self.nz, self.n)
         kernels.first_forward[(cdiv(self.rows, t.m), cdiv(self.n, t.n))](
             z, self._w_first, self.first.bias, self.h[0], self.rows, self.nz, self.n, self.c0, self.leak, t.m, t.n, t.k, **_how(t)
@@ -94,23 +92,9 @@ class FastGenerator:
             self.h[-1], self._w_last, self._columns, self._pixels(-1), ci, self.taps, tiles.pad(self.taps), t.m, t.k, **_how(t)
         )
         kernels.last_fold[(len(self.error),)](
-            self._columns, self.last.bias, x, self.d, self.error, self._residual, self._slope, self.rows, scale, s, s, self.colours, self.stride,
-            self.kernel, x.dtype == torch.uint8, self._residual is None, tiles.FOLD_BLOCK,
+            self._columns, self.last.bias, x, self.d, self.error, self.rows, scale, s, s, self.colours, self.stride, self.kernel,
+            x.dtype == torch.uint8, tiles.FOLD_BLOCK,
         )  # fmt: skip
-        if self._residual is not None:
-            side = s * self.stride
-            kernels.weigh[(len(self.error),)](
-                self._residual,
-                self._slope,
-                self.d,
-                self.error,
-                self.rows,
-                self.generator.config.detail**2,
-                side,
-                side,
-                self.colours,
-                tiles.FOLD_BLOCK,
-            )
 
     def backward(self, to_z: bool = True) -> None:
         """From d back to g[i], the gradients before each activation (g[0] after it, where cuDNN made it), and to part, whose
@@ -193,7 +177,8 @@ class FastGenerator:
 
     def log_px(self) -> Tensor:
         """mean log p(x|z) over the rows of the last forward."""
-        return -self.error.sum() / (2 * self.sigma**2 * self.rows) - self.generator.log_constant()
+        d = math.prod(self.generator.shape)
+        return -self.error.sum() / (2 * self.sigma**2 * self.rows) - 0.5 * d * math.log(2 * math.pi * self.sigma**2)
 
 
 def _how(t: tiles.Tile) -> dict[str, int]:

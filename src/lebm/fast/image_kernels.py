@@ -152,11 +152,11 @@ def last_columns(h, w, out, pixels, CI: tl.constexpr, N: tl.constexpr, NP: tl.co
 
 @triton.jit
 def last_fold(
-    columns, bias, x, d, error, residual, slope, rows, scale,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, BYTES: tl.constexpr, WHITE: tl.constexpr, BL: tl.constexpr,
+    columns, bias, x, d, error, rows, scale,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, BYTES: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """x_hat = tanh(sum of the columns that meet in a pixel + bias); d[rows, S H, S W, C] = (x - x_hat)(1 - x_hat^2) scale;
-    error[program] = sum (x - x_hat)^2. x is NCHW, uint8 where BYTES. Not WHITE: residual and slope, the two factors of d, for `weigh`."""
+    error[program] = sum (x - x_hat)^2. x is NCHW, uint8 where BYTES."""
     o = tl.program_id(0) * BL + tl.arange(0, BL)
     inside = o < rows * (S * H * S * W * C)
     c, ox, oy, r = o % C, o // C % (S * W), o // (C * S * W) % (S * H), o // (C * S * W * S * H)
@@ -172,30 +172,8 @@ def last_fold(
     if BYTES:
         value = value / 127.5 - 1
     diff = tl.where(inside, value - x_hat, 0.0)
-    if WHITE:
-        tl.store(d + o, (diff * (1 - x_hat * x_hat) * scale).to(d.dtype.element_ty), mask=inside)
-        tl.store(error + tl.program_id(0), tl.sum(diff * diff, 0))
-    else:
-        tl.store(residual + o, diff, mask=inside)
-        tl.store(slope + o, (1 - x_hat * x_hat) * scale, mask=inside)
-
-
-@triton.jit
-def weigh(residual, slope, d, error, rows, detail, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BL: tl.constexpr):
-    """d = P r slope and error[program] = sum r P r, P the inverse covariance of generators.noise; `detail` is the square of its own."""
-    o = tl.program_id(0) * BL + tl.arange(0, BL)
-    inside = o < rows * (H * W * C)
-    x, y = o // C % W, o // (C * W) % H
-    r = tl.load(residual + o, mask=inside, other=0.0)
-    blurred = tl.zeros((BL,), tl.float32)
-    for dy in tl.static_range(-2, 3):
-        for dx in tl.static_range(-2, 3):
-            tap = (6 if dy == 0 else 4 if dy * dy == 1 else 1) * (6 if dx == 0 else 4 if dx * dx == 1 else 1) / 256
-            ok = inside & (y + dy >= 0) & (y + dy < H) & (x + dx >= 0) & (x + dx < W)
-            blurred += tap * tl.load(residual + o + (dy * W + dx) * C, mask=ok, other=0.0)
-    weighed = detail * r - (detail - 1) * blurred
-    tl.store(d + o, (weighed * tl.load(slope + o, mask=inside, other=0.0)).to(d.dtype.element_ty), mask=inside)
-    tl.store(error + tl.program_id(0), tl.sum(r * weighed, 0))
+    tl.store(d + o, (diff * (1 - x_hat * x_hat) * scale).to(d.dtype.element_ty), mask=inside)
+    tl.store(error + tl.program_id(0), tl.sum(diff * diff, 0))
 
 
 @triton.jit

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lebm.config import Generator, hidden_layers
 from lebm.errors import DataError
-from lebm.generators.noise import log_det, weigh
 
 
 def to_x(pixels: Tensor) -> Tensor:
@@ -38,7 +37,7 @@ def default_widths(layers: int) -> tuple[int, ...]:
 
 
 class ImageGenerator(nn.Module):
-    """x = g(z) + sigma e (equation 3; e is white unless config.detail says otherwise): base x base map, doubled by 4x4 stride-2 layers up to the image's side."""
+    """x = g(z) + sigma e (equation 3): base x base map, doubled by 4x4 stride-2 layers up to the image's side."""
 
     def __init__(self, nz: int, config: Generator | None = None) -> None:
         super().__init__()
@@ -64,18 +63,9 @@ class ImageGenerator(nn.Module):
         return self._forward(z)[-1]
 
     def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
-        """log N(x; g(z), sigma^2 I), constants included, a number a row; the covariance is noise.py's where it is not white."""
-        r = x - self.decode(z)
-        return -(r * self.weigh(r)).flatten(1).sum(1) / (2 * self.sigma**2) - self.log_constant()
-
-    def weigh(self, r: Tensor) -> Tensor:
-        """The noise's inverse covariance times a residual, in units of 1 / sigma^2."""
-        return weigh(r, self.config.detail)
-
-    def log_constant(self) -> float:
-        """-log p(x|z) where x = g(z)."""
-        white = 0.5 * math.prod(self.shape) * math.log(2 * math.pi * self.sigma**2)
-        return white - 0.5 * log_det(self.shape, self.config.detail)
+        """log N(x; g(z), sigma^2 I), constants included, a number a row."""
+        constant = 0.5 * math.prod(self.shape) * math.log(2 * math.pi * self.sigma**2)
+        return -(x - self.decode(z)).square().flatten(1).sum(1) / (2 * self.sigma**2) - constant
 
     def error(self, x: Tensor, z: Tensor) -> Tensor:
         """Mean squared error of the reconstruction g(z), per pixel and channel."""
@@ -84,7 +74,7 @@ class ImageGenerator(nn.Module):
     def score(self, x: Tensor, z: Tensor) -> Tensor:
         """grad_z log p(x|z) in closed form: the input gradient of a transposed convolution is a strided convolution."""
         *hidden, x_hat = self._forward(z)
-        g = self.weigh(x - x_hat).mul_(1 - x_hat.square()).div_(self.sigma**2)
+        g = (x - x_hat).mul_(1 - x_hat.square()).div_(self.sigma**2)
         for layer, h in zip(reversed(self.convolutions()[1:]), reversed(hidden), strict=True):
             g = torch.ops.aten.leaky_relu_backward(_adjoint(layer, g), h, self.leak, True)
         return g.permute(0, 2, 3, 1).flatten(1) @ self._first_matrix().t()
