@@ -158,6 +158,7 @@ def test_lists_null_and_text():
         ("prior.kind=gausian", ["prior.kind is 'gausian'", "did you mean gaussian", "energy, gaussian"]),
         ("prior.depth=0", ["prior.depth", "between 1 and 64"]),
         ("prior.leak=1", ["prior.leak"]),
+        ("prior.parts=0", ["prior.parts is 0", "between 1 and 1000"]),
         ("generator.sigma=0", ["generator.sigma", "above 0"]),
         ("generator.channels=2", ["generator.channels is 2", "1 (grey) or 3"]),
         ("generator.size=48", ["generator.size is 48", "power of two"]),
@@ -188,6 +189,11 @@ def test_what_cannot_be_is_refused(setting, parts):
         refused("digits", *parts, settings=[setting])
     else:
         resolve("digits", [setting])  # odd text is still text
+
+
+def test_a_mixture_that_would_take_all_memory():
+    refused("digits", "prior.parts is 1000", "5.0e+10 numbers", settings=["prior.base=mixture", "prior.parts=1000", "nz=4096"])
+    assert resolve("digits", ["prior.parts=1000", "nz=4096"]).prior.parts == 1000  # not read where p_0 is no mixture
 
 
 def test_the_message_of_a_long_value_is_short():

@@ -259,13 +259,7 @@ def mixed(nz, parts, seed=0, **config):
     weights = torch.softmax(normal(parts, seed=seed + 53), 0)
     centres = 2 * normal(parts, nz, seed=seed + 54)
     roots = torch.tril(normal(parts, nz, nz, seed=seed + 55), -1) / nz + torch.diag_embed(0.3 + normal(parts, nz, seed=seed + 56).abs())
-    m = prior.mixture
-    m.weights.copy_(weights)
-    m.centres.copy_(centres)
-    m.roots.copy_(roots)
-    m.inverses.copy_(torch.linalg.inv(roots))
-    m.shift.copy_((m.inverses @ centres.unsqueeze(-1)).squeeze(-1))
-    m.constant.copy_(weights.log() + m.inverses.diagonal(dim1=1, dim2=2).log().sum(1) - nz / 2 * math.log(2 * math.pi))
+    prior.mixture.set(weights, centres, roots)
     D = torch.distributions
     return prior, D.MixtureSameFamily(D.Categorical(weights), D.MultivariateNormal(centres, scale_tril=roots))
 

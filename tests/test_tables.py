@@ -121,7 +121,7 @@ def test_the_learned_prior(place):
     assert row(page, "**lebm**, learned prior")[1] == "30.00" and row(page, "learned with N(0, I)")[1] == "44.00"
     assert row(page, "`svhn`, samples from N(0, I)")[1] == "90.00"
     put(place, svhn_best=result("svhn-best", {"fid": 31.0, "fid_gaussian": 32.0}))
-    assert row(written(place)[1], "`svhn-best`, samples from its mixture of Gaussians, without the energy")[1] == "32.00"
+    assert row(written(place)[1], "`svhn-best`, samples from a mixture of Gaussians instead of its learned prior")[1] == "32.00"
 
 
 def test_speed_digits_and_calibration(place):

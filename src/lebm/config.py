@@ -502,7 +502,8 @@ def _check_values(c: Config) -> None:
         (c.data.held_out is None or c.data.held_out >= 0, "data.held_out", c.data.held_out, "must be a label, 0 or above"),
         (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),
         (1 <= c.prior.depth <= 64, "prior.depth", c.prior.depth, "must be between 1 and 64"),
-        (1 <= c.prior.parts <= 1000 and c.prior.parts * c.nz**2 <= MAX_WEIGHTS, "prior.parts", c.prior.parts, "must be between 1 and 1000"),
+        (1 <= c.prior.parts <= 1000, "prior.parts", c.prior.parts, "must be between 1 and 1000"),
+        (_mixture_numbers(c) <= MAX_WEIGHTS, "prior.parts", c.prior.parts, f"makes a mixture of {_mixture_numbers(c):.1e} numbers; {MAX_WEIGHTS:.0e} is the most"),
         (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
         (_prior_weights(c) <= MAX_WEIGHTS, "prior.width", c.prior.width, f"makes a network of {_prior_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (size <= MAX_WEIGHTS, f"generator.{ruler}", getattr(g, ruler), f"makes a network of {size:.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
@@ -564,6 +565,11 @@ def hidden_layers(g: Generator) -> int:
     """Layers before the last one: the first map and its doublings, less the last doubling if the output layer does it."""
     n = _doublings(g) or 1
     return n if g.last == "up" else n + 1
+
+
+def _mixture_numbers(c: Config) -> int:
+    """Three matrices a Gaussian (lebm.mixture)."""
+    return 3 * c.prior.parts * c.nz**2 if c.prior.base == "mixture" else 0
 
 
 def _prior_weights(c: Config) -> int:

@@ -123,21 +123,7 @@ def evaluate(
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(splits.train)
     if (take := getattr(model.generator, "take", None)) is not None:
         take(splits.facts)  # a text with other words than the model's is refused
-    facts = {
-        "experiment": model.config.experiment,
-        "data": {
-            "name": model.config.data.name,
-            "source": _source(splits.source, root),
-            "train": len(ev.train),
-            "test": len(splits.test),
-            **({"validation": len(splits.validation)} if splits.validation is not None else {}),
-            "sha256": ev.content,
-        },
-        "config": model.config.to_dict(),
-        "seed": ev.seed,
-        "steps": checkpoint.load_tensors(run / "model.safetensors")[1].get("step"),
-        "device": results.device_name(model.device),
-    }
+    facts = _facts(run, ev, root)
     if console and facts["steps"] == 0:
         console.print("note: this run has saved no update yet; these are numbers of random networks")
     target, summary = run / ("validation.json" if split == "validation" else "metrics.json"), {}
@@ -176,6 +162,26 @@ def _check_kind(model: LatentEBM, chosen: tuple[str, ...] | list[str]) -> None:
 def _seed(given: int | None, split: str) -> int:
     """Settings are chosen on other samples than the published ones."""
     return given if given is not None else int(split == "validation")
+
+
+def _facts(run: Path, ev: Evaluation, root: Path | None) -> dict[str, Any]:
+    """What a result says besides its numbers."""
+    model, splits = ev.model, ev.splits
+    return {
+        "experiment": model.config.experiment,
+        "data": {
+            "name": model.config.data.name,
+            "source": _source(splits.source, root),
+            "train": len(ev.train),
+            "test": len(splits.test),
+            **({"validation": len(splits.validation)} if splits.validation is not None else {}),
+            "sha256": ev.content,
+        },
+        "config": model.config.to_dict(),
+        "seed": ev.seed,
+        "steps": checkpoint.load_tensors(run / "model.safetensors")[1].get("step"),
+        "device": results.device_name(model.device),
+    }
 
 
 def _source(source: str, root: Path | None) -> str:

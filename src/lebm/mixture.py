@@ -36,12 +36,18 @@ class OnlineMixture(nn.Module):
         self.register_buffer("share", torch.full((parts,), 1 / parts))
         self.register_buffer("first", centres / parts)
         self.register_buffer("second", (eye + centres[:, :, None] * centres[:, None]) / parts)
-        self.register_buffer("weights", self.share.clone())
-        self.register_buffer("centres", centres)
-        self.register_buffer("roots", eye.repeat(parts, 1, 1))
-        self.register_buffer("inverses", eye.repeat(parts, 1, 1))
-        self.register_buffer("shift", centres.clone())
-        self.register_buffer("constant", torch.full((parts,), -math.log(parts) - 0.5 * nz * math.log(2 * math.pi)))
+        for name, shape in (("weights", ()), ("constant", ()), ("centres", (nz,)), ("shift", (nz,)), ("roots", (nz, nz)), ("inverses", (nz, nz))):
+            self.register_buffer(name, torch.zeros(parts, *shape))
+        self.set(self.share, centres, eye.expand(parts, -1, -1))
+
+    @torch.no_grad()
+    def set(self, weights: Tensor, centres: Tensor, roots: Tensor) -> None:
+        """The mixture over u, and what density and score need of it."""
+        inverses = torch.linalg.inv(roots)
+        for name, value in (("weights", weights), ("centres", centres), ("roots", roots), ("inverses", inverses)):
+            getattr(self, name).copy_(value)
+        self.shift.copy_((inverses @ centres.unsqueeze(-1)).squeeze(-1))
+        self.constant.copy_(weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi))
 
     def _each(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """(n, k, nz): u as each Gaussian whitens it; (n, k): log weight + log density."""
@@ -82,11 +88,5 @@ class OnlineMixture(nn.Module):
         products = (self.second.double().cpu() + COMMON / self.parts * second) / share[:, None, None]
         spread = inverse @ (products - centres[:, :, None] * centres[:, None]) @ inverse.T
         roots, bad = torch.linalg.cholesky_ex(spread + FLOOR * torch.eye(self.nz, dtype=torch.float64))
-        if bool(bad.any()) or not bool(torch.isfinite(roots).all()):
-            return
-        weights, centres, inverses = share / share.sum(), (centres - mean) @ inverse.T, torch.linalg.inv(roots)
-        shift = (inverses @ centres.unsqueeze(-1)).squeeze(-1)
-        constant = weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi)
-        found = {"weights": weights, "centres": centres, "roots": roots, "inverses": inverses, "shift": shift, "constant": constant}
-        for name, value in found.items():
-            getattr(self, name).copy_(value)
+        if not bool(bad.any()) and bool(torch.isfinite(roots).all()):
+            self.set(share / share.sum(), (centres - mean) @ inverse.T, roots)

@@ -275,6 +275,11 @@ def details(results: Results, to_results: str) -> str:
     return table(head, rows) if rows else ""
 
 
+def base(r: Mapping[str, Any]) -> str:
+    """p_0 of a result's run."""
+    return BASES.get(r["config"].get("prior", {}).get("base"), "N(0, I)")
+
+
 def ablation(results: Results, to_results: str) -> str:
     """SVHN with and without the learned prior, beside the paper's ablations."""
     rows = [[f"{what} ({PAPER})", value] for what, value in ABLATIONS]
@@ -285,9 +290,8 @@ def ablation(results: Results, to_results: str) -> str:
             if kind(r) in ("", "gaussian"):
                 rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'} ({link})", number(r, "fid", 2)])
             if "fid_gaussian" in r["metrics"]:
-                own = {"fitted": "its fitted Gaussian, without the energy", "mixture": "its mixture of Gaussians, without the energy"}
-                base = own.get(r["config"].get("prior", {}).get("base"), "N(0, I) instead of its learned prior")
-                rows.append([f"**lebm**, `{r['experiment']}`, samples from {base} ({link})", number(r, "fid_gaussian", 2)])
+                what = f"`{r['experiment']}`, samples from {base(r)} instead of its learned prior"
+                rows.append([f"**lebm**, {what} ({link})", number(r, "fid_gaussian", 2)])
     return table(["SVHN", "FID"], rows) if len(rows) > before else ""
 
 
@@ -359,9 +363,15 @@ def long_runs(results: Results, to_results: str) -> str:
             how = r["protocol"]["long_run"]
             shown = [f"{kind} {number(r, key, 2)} after {k} steps" for key, k in zip((short, long), steps, strict=True)]
             file = f"[{name}.json]({to_results}{name}.json)"
-            base = BASES.get(r["config"].get("prior", {}).get("base"), "N(0, I)")
             rows.append(
-                [f"`{r['experiment']}`, an energy over {base}", *shown, number(r, LONG_RUN, 2), f"{how['passes_at']:g}", f"{how['samples']:,}", file]
+                [
+                    f"`{r['experiment']}`, an energy over {base(r)}",
+                    *shown,
+                    number(r, LONG_RUN, 2),
+                    f"{how['passes_at']:g}",
+                    f"{how['samples']:,}",
+                    file,
+                ]
             )
     return table(["experiment", "at K0", "long run", "ratio", "passes up to", "samples", "file"], rows) if rows else ""
 

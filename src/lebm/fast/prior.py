@@ -66,9 +66,11 @@ class FastPrior:
         rows, s, r = len(out), chain.step_size, tiles.PRIOR_ROWS
         if fresh and self._parts:  # a Gaussian of the mixture is chosen first
             kernels.draw_start[(cdiv(out.numel(), 128),)](out, start, seed, out.numel(), chain.steps, self.nz, 128)
-            start.copy_(self.prior.place(start))
+            u = self.prior.place_white(start)
+            start.copy_(self.prior.coloured(u))
             fresh = False
-        u = start if fresh or not self.prior.fitted else self.prior.white(start)
+        else:
+            u = start if fresh or not self.prior.fitted else self.prior.white(start)
         kernels.prior_chain[(cdiv(rows, r),)](
             out, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
