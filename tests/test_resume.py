@@ -156,10 +156,12 @@ def test_another_experiment_is_not_a_resume(done, change):
     assert sorted(p.stat().st_mtime_ns for p in done.rglob("*")) == before
 
 
-def test_how_long_and_how_often_may_change(tmp_path):
+def test_the_name_how_long_and_how_often_may_change(tmp_path):
     run = tmp_path / "run"
     train(tiny("training.steps=2"), run=run)
-    train(tiny("training.steps=3", "training.log_every=7", "training.checkpoint_every=9", "engine=reference"), run=run, resume=True)
+    changes = ["training.steps=3", "training.log_every=7", "training.checkpoint_every=9", "engine=reference", "experiment=longer"]
+    train(tiny(*changes), run=run, resume=True)
+    assert resolve(run).experiment == lebm.load(run).config.experiment == "longer"
     assert resolve(run).training.log_every == 7 and resolve(run).training.steps == 3
     assert checkpoint.steps(run / "checkpoints") == [0, 2, 3]
 

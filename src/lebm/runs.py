@@ -19,7 +19,7 @@ from lebm.config import Config, merge, resolve
 from lebm.errors import CheckpointError
 
 # What may change when a run goes on: how long, how often it speaks, and which code computes the same numbers.
-FREE_ON_RESUME = ("training.steps", "training.log_every", "training.checkpoint_every", "engine")
+FREE_ON_RESUME = ("experiment", "training.steps", "training.log_every", "training.checkpoint_every", "engine")
 
 
 @dataclass(frozen=True)
