@@ -17,6 +17,7 @@ from lebm.learn import learn_step, make_optimizer
 from lebm.log import read as read_log
 from lebm.model import LatentEBM
 from lebm.rng import stream
+from lebm.sampler import tamed
 from lebm.training import train
 
 MODES = {
@@ -24,6 +25,13 @@ MODES = {
     "persistent over a fitted base": ["draw.prior=persistent", "prior.base=fitted"],
     "warm and persistent, clipped": ["draw.posterior=warm", "draw.prior=persistent", "learning.clip=0.5", "learning.l2=0.1"],
     "warm both, following": ["draw.posterior=warm", "draw.prior=warm", "encoder.teach=follow"],
+    "warm, with a schedule": [
+        "draw.posterior=warm",
+        "encoder.teach=follow",
+        "chains.posterior.first_steps=[0.2]",
+        "chains.posterior.noise=0.5",
+        "chains.posterior.bound=0.01",
+    ],
     "networks alone": ["draw.posterior=amortised", "draw.prior=flow"],
 }
 
@@ -47,13 +55,13 @@ needs_zuko = pytest.mark.skipif(not _zuko_is_there(), reason="needs zuko")
 
 
 @interpreted
-@modes("warm and persistent, clipped", "warm both, following", "networks alone")
+@modes("warm and persistent, clipped", "warm both, following", "warm, with a schedule", "networks alone")
 def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) -> None:
     rows, settings = 5, [*settings, "draw.chains=7", "chains.prior.steps=2", "chains.posterior.steps=2"]
     config = small("digits", "training.batch=5", "encoder.width=3", "flow.width=8", "flow.layers=2", *settings)
     model = LatentEBM(config).to(DEVICE)
     shaken(model)
-    k0, k1 = config.chains.prior.steps, config.chains.posterior.steps
+    k0, k1, chain = config.chains.prior.steps, config.chains.posterior.steps, config.chains.posterior
     fused = FusedStep(model, make_optimizer(model, config.learning), stream(1, "chain", DEVICE), rows, torch.float32)
     for round_ in range(2 if config.draw.prior == "persistent" else 1):  # the second finds kept chains and moments
         reference = copy.deepcopy(model).double()
@@ -65,7 +73,13 @@ def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) 
         assert relative(seen.z0_pos, start) < 10 * CLOSE
         with torch.no_grad():
             for k in range(k1):
-                z = z + 0.005 * score(z) + 0.1 * e[k + 1]
+                s = 0.2 if k < len(chain.first_steps) else 0.1
+                drift = 0.5 * s * s * score(z)
+                if chain.bound:
+                    long = drift.square().mean(1, keepdim=True).sqrt()
+                    assert bool((long > chain.bound).any())  # or nothing is tested
+                    drift = drift * (chain.bound / long).clamp_max(1)
+                z = z + drift + s * chain.noise * e[k + 1]
         assert relative(seen.z_pos, z) < 10 * CLOSE
         z_pos, z_neg, e_neg = seen.z_pos.double(), seen.z_neg.double(), fused.e_neg.double()
         if config.draw.prior != "langevin":
@@ -80,7 +94,7 @@ def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) 
         log_px = reference.generator.log_prob(xx, z_pos).mean()
         (f_neg.mean() - f_pos.mean() - log_px + config.learning.l2 * (f_pos.square().mean() + f_neg.square().mean())).backward()
         reference.synthesis.learn(e_neg, z_neg, reference.prior.score)
-        reference.inference.learn(fused.e_pos.double(), z_pos, score, xx)
+        reference.inference.learn(fused.e_pos.double(), z_pos, tamed(score, chain), xx)
         if config.learning.clip:
             for net in reference.networks().values():
                 torch.nn.utils.clip_grad_norm_(net.parameters(), config.learning.clip)

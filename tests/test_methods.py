@@ -284,7 +284,8 @@ def test_an_image_encoder_mirrors_every_generator(preset):
     g = config.generator
     mean, log_std = q(torch.zeros(2, 1, g.size, g.size))
     assert mean.shape == log_std.shape == (2, config.nz)
-    assert len(q.net.layers) == len(LatentEBM(config).generator.convolutions()) - 1
+    assert len(q.net.layers) == len(LatentEBM(config).generator.convolutions()) - 1 + (g.base == 8)
+    assert q.net.head.in_features < 64 * q.net.layers[-1].out_channels  # a map below 8x8
 
 
 def test_encoder_density_is_a_normal_one():

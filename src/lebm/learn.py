@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lebm.config import Chains, Learning
 from lebm.model import LatentEBM
-from lebm.sampler import langevin
+from lebm.sampler import langevin, tamed
 
 
 @dataclass
@@ -53,7 +53,7 @@ def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, c
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     model.synthesis.learn(e_neg, z_neg, model.prior.score)  # in the paper: nothing
-    model.inference.learn(e_pos, z_pos, partial(model.posterior_score, x), x)
+    model.inference.learn(e_pos, z_pos, tamed(partial(model.posterior_score, x), chains.posterior), x)
     if learning.clip:
         for net in model.networks().values():
             nn.utils.clip_grad_norm_(list(net.parameters()), learning.clip)

@@ -43,15 +43,25 @@ def langevin(
     if watch:
         watch(0, z)
     for k in range(chain.steps):
-        s = chain.first_steps[k] if k < len(chain.first_steps) else chain.step_size
+        s = step_size(chain, k)
         e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)
-        z = z.add(_bounded(score(z), 0.5 * s * s, chain.bound), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
+        z = z.add(bounded(score(z), 0.5 * s * s, chain.bound), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
         if watch:
             watch(k + 1, z)
     return z
 
 
-def _bounded(score: Tensor, scale: float, bound: float) -> Tensor:
+def step_size(chain: ChainLike, k: int) -> float:
+    """s of step k."""
+    return chain.first_steps[k] if k < len(chain.first_steps) else chain.step_size
+
+
+def tamed(score: Callable[[Tensor], Tensor], chain: ChainLike) -> Callable[[Tensor], Tensor]:
+    """The score as a chain under a bound takes it: what learns along it is not thrown far by a single row either."""
+    return (lambda z: bounded(score(z), 0.5 * chain.step_size**2, chain.bound)) if chain.bound else score
+
+
+def bounded(score: Tensor, scale: float, bound: float) -> Tensor:
     """The score, shortened where `scale` times it moves a row by more than `bound` (root mean square a coordinate)."""
     if not bound:
         return score

@@ -27,8 +27,9 @@ def wanted(config: Config, device: torch.device) -> bool:
 
 
 def plain_chains(config: Config) -> bool:
-    """Whether every step of a chain is like the others: the fused kernels know no schedule within a chain."""
-    return all(not c.first_steps and c.noise == 1 and not c.bound for c in (config.chains.prior, config.chains.posterior))
+    """Whether every step of the prior chain is like the others: its kernel, which makes them all, knows no schedule."""
+    c = config.chains.prior
+    return not c.first_steps and c.noise == 1 and not c.bound
 
 
 def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> Callable[[Tensor], Step]:

@@ -127,13 +127,22 @@ def draw_start(z, start, seed, total, K: tl.constexpr, NZ: tl.constexpr, BL: tl.
 
 
 @triton.jit
-def posterior_update(z, part, grad_f, seed, total, drift, size, step, K: tl.constexpr, NZ: tl.constexpr, SPLIT: tl.constexpr, BL: tl.constexpr):
-    """z <- z + drift (sum of part + grad_f - z) + size e, in place: one Langevin step from the generator's partial sums."""
-    o = tl.program_id(0) * BL + tl.arange(0, BL)
-    ok = o < total
+def posterior_update(
+    z, part, grad_f, seed, total, drift, size, bound, step,
+    K: tl.constexpr, NZ: tl.constexpr, SPLIT: tl.constexpr, BL: tl.constexpr, TAMED: tl.constexpr,
+):  # fmt: skip
+    """z <- z + drift (sum of part + grad_f - z) + size e, in place: one Langevin step of a row from the generator's partial sums.
+
+    Where TAMED the drift is no longer than `bound`, root mean square a coordinate.
+    """
+    row, i = tl.program_id(0), tl.arange(0, BL)
+    o, ok = row * NZ + i, i < NZ
     g = tl.load(grad_f + o, mask=ok, other=0.0)
     for q in tl.static_range(SPLIT):
         g += tl.load(part + q * total + o, mask=ok, other=0.0)
     v = tl.load(z + o, mask=ok, other=0.0)
-    e = tl.randn(tl.load(seed), o // NZ * ((K + 1) * NZ) + (step + 1) * NZ + o % NZ)
-    tl.store(z + o, v + drift * (g - v) + size * e, mask=ok)
+    d = drift * (g - v)
+    if TAMED:
+        d *= bound / tl.maximum(tl.sqrt(tl.sum(d * d, 0) / NZ), bound)
+    e = tl.randn(tl.load(seed), row * ((K + 1) * NZ) + (step + 1) * NZ + i)
+    tl.store(z + o, v + d + size * e, mask=ok)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor, nn
 
 from lebm.config import Config
@@ -19,6 +20,7 @@ from lebm.generators.image import as_floats
 from lebm.learn import Step
 from lebm.methods import Fresh, Proposed, follow
 from lebm.model import LatentEBM
+from lebm.sampler import step_size, tamed
 
 Iterate = Callable[[Tensor], Step]
 
@@ -88,7 +90,7 @@ class FusedStep:
     def posterior_chain(self, rows: Tensor, tilted: bool = True) -> None:
         """K1 steps in place on z_pos, from N(0, I) or from where the run's way starts."""
         chain, total, block = self.config.chains.posterior, self.z_pos.numel(), 128
-        k, nz, s = chain.steps, self.config.nz, chain.step_size
+        k, nz, line = chain.steps, self.config.nz, triton.next_power_of_2(max(self.config.nz, 16))
         grid = ((total + block - 1) // block,)
         kernels.draw_start[grid](self.z_pos, self.z0_pos, self.seeds[1:], total, k, nz, block)
         if not self.fresh["posterior"]:
@@ -101,9 +103,11 @@ class FusedStep:
             self.generator.forward(self.z_pos, rows, 1 / self.generator.sigma**2)
             self.generator.backward()
             self.third.join()
-            kernels.posterior_update[grid](
-                self.z_pos, self.generator.part, self.grad_f, self.seeds[1:], total, 0.5 * s * s, s, step, k, nz, self.generator.split, block
-            )
+            s = step_size(chain, step)
+            kernels.posterior_update[(self.rows,)](
+                self.z_pos, self.generator.part, self.grad_f, self.seeds[1:], total, 0.5 * s * s, s * chain.noise, chain.bound, step,
+                k, nz, self.generator.split, line, chain.bound > 0, num_warps=1,
+            )  # fmt: skip
 
     def start_prior(self) -> None:
         if not self.fresh["prior"]:
@@ -127,7 +131,8 @@ class FusedStep:
     def learn_inference(self, rows: Tensor) -> None:
         if not self.fresh["posterior"]:
             with self.working_precision():
-                self.model.inference.learn(self.e_pos, self.z_pos, partial(self.posterior_score, rows), as_floats(rows))
+                score = tamed(partial(self.posterior_score, rows), self.config.chains.posterior)
+                self.model.inference.learn(self.e_pos, self.z_pos, score, as_floats(rows))
 
     def posterior_score(self, rows: Tensor, z: Tensor) -> Tensor:
         """grad log p(z|x) of every row, from the same kernels as the chain's."""

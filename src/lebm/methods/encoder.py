@@ -53,7 +53,10 @@ def _between(log_std: Tensor) -> Tensor:
 
 
 class ImageNet(nn.Module):
-    """The image generator in the mirror: strided convolutions down to its first map, and one linear layer to 2 nz numbers."""
+    """The image generator in the mirror: strided convolutions down to its first map, or below 8x8, and one linear layer to 2 nz numbers.
+
+    From a large map that layer would have so many inputs that one update of Adam moves z by more than its spread.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -62,7 +65,11 @@ class ImageNet(nn.Module):
         widths = [w * width for w in reversed(g.widths or default_widths(hidden_layers(g)))]
         first = nn.Conv2d(g.channels, widths[0], *((4, 2, 1) if g.last == "up" else (3, 1, 1)))
         self.layers = nn.ModuleList([first, *(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths))])
-        self.head = nn.Linear(widths[-1] * g.base**2, 2 * config.nz)
+        side = g.base
+        while side >= 8:
+            self.layers.append(nn.Conv2d(widths[-1], widths[-1], 4, stride=2, padding=1))
+            side //= 2
+        self.head = nn.Linear(widths[-1] * side**2, 2 * config.nz)
         for layer in self.layers:
             nn.init.kaiming_normal_(layer.weight, self.leak)  # type: ignore[arg-type]
         _quiet(self.head, config.nz)
