@@ -137,6 +137,23 @@ def test_metrics_of_another_kind_and_another_text_are_refused(run, tmp_path):
         lebm.evaluate.evaluate(run, ("nonsense",), device="cpu")
 
 
+def test_the_reconstruction_is_kept_though_the_estimate_takes_long(run, monkeypatch, rough_log_z):
+    seen = []
+
+    def stopped(model, rows, *a, **k):
+        seen.append(len(rows))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(text_metrics, "log_likelihood", stopped)
+    monkeypatch.setattr(text_metrics, "WORDS", 40)
+    with pytest.raises(KeyboardInterrupt):
+        lebm.evaluate.evaluate(run, ("nll",), device="cpu")
+    kept = json.loads((run / "metrics.json").read_text())["metrics"]
+    assert math.isfinite(kept["nll_reconstruction"]) and "nll_estimate" not in kept
+    test = load(resolve(run)).test
+    assert lengths(test[: seen[0]]).sum() <= 40 < lengths(test[: seen[0] + 1]).sum()  # as many sentences as these words make
+
+
 def test_where_z_says_nothing_both_likelihoods_agree(rough_log_z):
     """p(x|z) = p(x) for a generator that ignores z on N(0, I): the reconstruction is the estimate, exactly."""
     config = resolve("text-demo", [*SMALL, "prior.kind=gaussian"])
@@ -146,7 +163,7 @@ def test_where_z_says_nothing_both_likelihoods_agree(rough_log_z):
         model.text().start.weight.zero_()
         model.text().lstm.weight_ih_l0[:, 4:] = 0
     ev = evaluate.Evaluation(model, splits, limit=4)
-    found = text_metrics.nll(ev)
+    found = {name: value for numbers in text_metrics.nll(ev) for name, value in numbers.items()}
     assert found["nll_estimate"] == pytest.approx(found["nll_reconstruction"], abs=0.3)  # the importance weights vary a little
     assert found["active_units"] == 0 and found["z_information"] == 0
 

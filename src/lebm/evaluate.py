@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -192,16 +192,18 @@ def _source(source: str, root: Path | None) -> str:
 
 
 def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> Iterator[tuple[Numbers, dict[str, Any]]]:
-    """After every metric: the numbers so far, and for each metric how it was measured."""
+    """After every metric, or part of one: the numbers so far, and for each metric how it was measured."""
     values: Numbers = {}
     protocol: dict[str, Any] = {}
     for name in chosen:
         begun, ev.protocol = time.monotonic(), {}
-        values.update(known()[name](ev))
-        seconds = round(time.monotonic() - begun, 1)
-        where = {"device": results.device_name(ev.model.device), "code": results.code_version()}
-        protocol[name] = {**ev.protocol, "seed": ev.seed, "seconds": seconds, **where}
-        yield values, protocol
+        found = known()[name](ev)
+        for numbers in [found] if isinstance(found, dict) else found:
+            values.update(numbers)
+            seconds = round(time.monotonic() - begun, 1)
+            where = {"device": results.device_name(ev.model.device), "code": results.code_version()}
+            protocol[name] = {**ev.protocol, "seed": ev.seed, "seconds": seconds, **where}
+            yield values, protocol
 
 
 def merged(summary: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -353,10 +355,11 @@ METRICS: dict[str, Callable[[Evaluation], Numbers]] = {
 }
 
 
-BY_KIND: dict[str, dict[str, Callable[[Any], Numbers]]] = {"image": METRICS, "text": text_metrics.METRICS}
+Metric = Callable[[Any], Numbers | Iterator[Numbers]]
+BY_KIND: Mapping[str, Mapping[str, Metric]] = {"image": METRICS, "text": text_metrics.METRICS}
 
 
-def known() -> dict[str, Callable[[Any], Numbers]]:
+def known() -> dict[str, Metric]:
     """The metrics of all kinds of models."""
     return {name: metric for metrics in BY_KIND.values() for name, metric in metrics.items()}
 

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from lebm.words import PAD, lengths
 
 RECIPE = Recipe()
 SEED = 0  # of the language models: a judge does not change with the samples
-ESTIMATED = 100  # test sentences behind nll_estimate, where the caller names no number
+ESTIMATED, WORDS = 100, 2500  # test sentences behind nll_estimate, and words in them, where the caller names no number
 SHOWN = 20  # sentences in the report
 
 Numbers = dict[str, float | None]
@@ -74,8 +74,8 @@ def rppl(ev: Any) -> Numbers:
     return {"rppl": judge.perplexity(real)}
 
 
-def nll(ev: Any) -> Numbers:
-    """-log p(x|z) at z inferred as in learning, an estimate of -log p(x), both in nats a sentence, and how much z tells."""
+def nll(ev: Any) -> Iterator[Numbers]:
+    """-log p(x|z) at z inferred as in learning and how much z tells; then, which takes longer, an estimate of -log p(x). Nats a sentence."""
     model, (x, what) = ev.model, _real(ev)
     x = x[: ev.limit]
     drawing = model.drawing("posterior", ev.posterior_by)
@@ -83,32 +83,33 @@ def nll(ev: Any) -> Numbers:
     for again in (0, 1):  # two independent draws: the second is for the count of active units
         with ev.bar("inferring" if not again else "inferring once more") as update:
             draws.append(model.infer(x, ev.seed + 1000 * again, shared_noise=False, progress=update, by=ev.posterior_by))
+    ev.protocol.update(
+        sentences=f"{'the first' if ev.limit else 'all'} {len(x)} {what}", **drawing.protocol(), chain=dataclasses.asdict(drawing.chain)
+    )
+    reconstruction = float(model.nll(x, draws[0]).double().mean())
+    told = collapse.shared_variance(draws[0].double(), draws[1].double())
+    yield {"nll_reconstruction": reconstruction, "active_units": None, "z_information": None, **told}
     with ev.bar("annealing for log Z") as update:
         z = log_z(model.prior, seed=ev.seed, progress=update)
-    rows = x[: ev.limit or ESTIMATED]
+    rows = x[: ev.limit or max(1, min(ESTIMATED, int((lengths(x).cumsum(0) <= WORDS).sum())))]
     with ev.bar("weighing posterior samples") as update:
         found = log_likelihood(model, rows, z, seed=ev.seed, progress=update)
     ev.protocol.update(
-        sentences=f"{'the first' if ev.limit else 'all'} {len(x)} {what}",
-        **drawing.protocol(),
-        chain=dataclasses.asdict(drawing.chain),
         estimate=f"the first {len(rows)} of them; annealed importance sampling, biased low in log Z: an estimate, no bound",
         temperatures=[z.temperatures, found.temperatures],
         walkers=[z.chains, found.particles],
         effective_walkers=[round(z.ess, 1), round(float(found.ess.median()), 1)],
     )
-    losses = model.nll(x, draws[0])
-    return {
-        "nll_reconstruction": float(losses.double().mean()),
-        "nll_estimate": -found.mean,
-        "nll_estimate_error": found.error,
-        "active_units": None,
-        "z_information": None,
-        **collapse.shared_variance(draws[0].double(), draws[1].double()),
-    }
+    yield {"nll_estimate": -found.mean, "nll_estimate_error": found.error}
 
 
-METRICS: dict[str, Callable[[Any], Numbers]] = {"fppl": fppl, "rppl": rppl, "nll": nll, "real_ppl": real_ppl, "fppl_gaussian": fppl_gaussian}
+METRICS: dict[str, Callable[[Any], Numbers | Iterator[Numbers]]] = {
+    "fppl": fppl,
+    "rppl": rppl,
+    "nll": nll,
+    "real_ppl": real_ppl,
+    "fppl_gaussian": fppl_gaussian,
+}
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
