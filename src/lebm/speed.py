@@ -13,7 +13,7 @@ from lebm.bench import Ours, milliseconds
 from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM
 
-FIRST, MOST = 20, 5120  # steps of the shortest and the longest chain that inference is compared with
+FIRST, MOST = 20, 1280  # steps of the shortest and the longest chain that inference is compared with
 
 
 def iteration_ms(model: LatentEBM, rows: Tensor) -> float:
