@@ -300,9 +300,9 @@ def diverged(row: Mapping[str, Any]) -> str | None:
     advice = {
         "f": "lower learning.prior_rate, or set learning.clip or learning.l2",
         "z_neg": "lower chains.prior.step_size or learning.prior_rate",
-        "z_pos": "lower chains.posterior.step_size or first_steps, learning.generator_rate or learning.prior_rate; of images, raise generator.sigma",
+        "z_pos": "lower chains.posterior.step_size or first_steps, learning.generator_rate or learning.prior_rate, or set chains.posterior.bound; of images, raise generator.sigma",
         "log_px": "lower learning.generator_rate or chains.posterior.step_size; of images, raise generator.sigma",
-        "encoder": "lower learning.encoder_rate, or set learning.clip",
+        "encoder": "lower learning.encoder_rate, or set learning.clip or chains.posterior.bound",
         "flow": "lower learning.flow_rate and learning.prior_rate, or set learning.clip or learning.l2: flow and energy play against each other",
     }
     for key, limit, hint in (  # chains first: where they run away, the energies follow
