@@ -96,9 +96,9 @@ def test_a_generator_with_an_engine_s_log_words(dtype, close):
 
 
 def test_schedules_within_the_prior_chain_are_not_for_the_fused_image_kernels():
-    assert fast.plain_chains(resolve("svhn", ["chains.posterior.first_steps=[0.2]", "chains.posterior.bound=0.5"]))
-    assert not fast.plain_chains(resolve("svhn", ["chains.prior.noise=0.5"]))
-    assert not fast.plain_chains(resolve("svhn", ["chains.prior.bound=0.5"]))
+    assert fast.plain_prior_chain(resolve("svhn", ["chains.posterior.first_steps=[0.2]", "chains.posterior.bound=0.5"]))
+    assert not fast.plain_prior_chain(resolve("svhn", ["chains.prior.noise=0.5"]))
+    assert not fast.plain_prior_chain(resolve("svhn", ["chains.prior.bound=0.5"]))
 
 
 # --- the bench ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ MODES = {
         "chains.posterior.first_steps=[0.2]",
         "chains.posterior.noise=0.5",
         "chains.posterior.bound=0.01",
-        "chains.posterior.likelihood=2",
     ],
     "networks alone": ["draw.posterior=amortised", "draw.prior=flow"],
 }

@@ -85,6 +85,23 @@ def test_a_warm_network_learns_the_likelihood_of_the_refined_z(settings):
     }
 
 
+def test_an_encoder_that_follows_keeps_to_the_bound_of_its_chain():
+    """Every row's score is longer than this bound at s = 0.1, so each counts in the lesson with that length and its own direction."""
+    bound = 1e-3
+    model, x = tiny("draw.posterior=warm", "encoder.teach=follow", f"chains.posterior.bound={bound}"), images()
+    before, learning = copy.deepcopy(model), Learning(prior_rate=0, generator_rate=0, encoder_rate=0)
+    learn_step(model, x, make_optimizer(model, learning), model.config.chains, learning, rng())
+    noise = rng()
+    before.prior.draw_base(10, noise)
+    z, log_q = before.inference.q.draw(before.prior.draw_base(10, noise), x)
+    score = before.posterior_score(x, z.detach())
+    size = 0.005 * score.square().mean(1, keepdim=True).sqrt()
+    assert size.min() > bound
+    expected = gradient((log_q - (score * bound / size * z).sum(1)).mean(), before.inference.q)
+    got = torch.cat([p.grad.flatten() for p in model.inference.q.parameters()])
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
 def test_alpha_and_beta_learn_from_the_same_samples_whatever_drew_them():
     model, x = tiny("draw.posterior=amortised", "draw.prior=flow"), images()
     before, learning = copy.deepcopy(model), Learning(prior_rate=0, generator_rate=0, encoder_rate=0, flow_rate=0)

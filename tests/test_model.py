@@ -68,14 +68,6 @@ def test_posterior_score_is_the_gradient_of_log_joint(model):
     close(model.posterior_score(x, z), torch.autograd.grad(model.log_joint(x, z).sum(), z)[0], 1e-10)
 
 
-def test_the_likelihood_may_weigh_more_in_the_posterior_chain(model):
-    heavy = LatentEBM(CONFIG.with_values(**{"chains.posterior.likelihood": 4.0})).double()
-    heavy.load_state_dict(model.state_dict())
-    x, z = images(5), torch.randn(5, 4, dtype=torch.float64)
-    close(heavy.posterior_score(x, z), 4 * model.posterior_score(x, z) - 3 * model.prior.score(z), 1e-10)
-    close(heavy.log_joint(x, z), model.log_joint(x, z), 0)
-
-
 def test_a_generator_without_a_score_gets_it_by_autograd(model):
     own = LatentEBM(CONFIG, Plain(ImageGenerator(4, CONFIG.generator))).double()
     own.prior.load_state_dict(model.prior.state_dict())

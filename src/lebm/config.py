@@ -35,7 +35,6 @@ class Chain:
     first_steps: tuple[float, ...] = ()  # s of the first of these steps, where it is another
     noise: float = 1.0  # e is scaled by this; below 1 a chain climbs more than it samples
     bound: float = 0.0  # most that (s^2/2) grad may move a row, root mean square a coordinate: large steps on a steep target; 0 is off
-    likelihood: float = 1.0  # weight of log p(x|z) in a posterior chain's target; above 1 z has to tell more, as with a smaller sigma
 
 
 @dataclass(frozen=True)
@@ -551,7 +550,6 @@ def _chain_rules(key: str, chain: Chain) -> list[Rule]:
         (chain.step_size > 0, f"{key}.step_size", chain.step_size, "must be above 0"),
         (len(first) <= 1000 and all(s > 0 for s in first), f"{key}.first_steps", list(first), "must list step sizes above 0, at most 1000"),
         (chain.bound >= 0, f"{key}.bound", chain.bound, "must not be negative (0 is off)"),
-        (chain.likelihood > 0, f"{key}.likelihood", chain.likelihood, "must be above 0"),
         (0 <= chain.noise <= 1, f"{key}.noise", chain.noise, "must be between 0 (none) and 1 (Langevin's)"),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
 from lebm.speed import inference, iteration_ms
+from lebm.text_metrics import Metric, Numbers
 from lebm.training import fitting_threads, pick_device, refuse_handed_in
 
 SHOWN = 64  # pictures in a grid
@@ -43,9 +44,6 @@ FOR_FRECHET, FOR_FID, FOR_CHOOSING = 10_000, 50_000, 10_000  # samples, where th
 FOR_SPEED = 1000  # images
 FOR_LIKELIHOOD = 100  # test images, where the caller names no number
 PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is published
-
-
-Numbers = dict[str, float | None]
 
 
 @dataclass
@@ -345,7 +343,7 @@ def likelihood(ev: Evaluation) -> Numbers:
     return {**out, **bits}
 
 
-METRICS: dict[str, Callable[[Evaluation], Numbers]] = {
+METRICS: dict[str, Metric] = {
     "frechet": frechet,
     "mse": mse,
     "fid": fid,
@@ -355,8 +353,7 @@ METRICS: dict[str, Callable[[Evaluation], Numbers]] = {
 }
 
 
-Metric = Callable[[Any], Numbers | Iterator[Numbers]]
-BY_KIND: Mapping[str, Mapping[str, Metric]] = {"image": METRICS, "text": text_metrics.METRICS}
+BY_KIND: dict[str, dict[str, Metric]] = {"image": METRICS, "text": text_metrics.METRICS}
 
 
 def known() -> dict[str, Metric]:

@@ -76,8 +76,8 @@ class LatentEBM(nn.Module):
         return self.prior.log_prob(z) + self.generator.log_prob(x, z)  # type: ignore[operator]
 
     def posterior_score(self, x: Tensor, z: Tensor) -> Tensor:
-        """grad_z log p(z|x) = grad_z log p(x, z), the likelihood weighed as the posterior chain is told to."""
-        return self.prior.score(z) + self.config.chains.posterior.likelihood * likelihood_score(self.generator, x, z)
+        """grad_z log p(z|x) = grad_z log p(x, z)."""
+        return self.prior.score(z) + likelihood_score(self.generator, x, z)
 
     # --- for people: arrays in, tensors on the CPU out -------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from lebm import checkpoint
 from lebm.config import Config, merge, resolve
 from lebm.errors import CheckpointError
 
-# What may change when a run goes on: how long, how often it speaks, and which code computes the same numbers.
+# What may change when a run goes on: its name, how long, how often it speaks, and which code computes the same numbers.
 FREE_ON_RESUME = ("experiment", "training.steps", "training.log_every", "training.checkpoint_every", "engine")
 
 

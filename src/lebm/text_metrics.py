@@ -30,6 +30,7 @@ ESTIMATED, WORDS = 100, 2500  # test sentences behind nll_estimate, and words in
 SHOWN = 20  # sentences in the report
 
 Numbers = dict[str, float | None]
+Metric = Callable[[Any], Numbers | Iterator[Numbers]]  # of an evaluation; one that takes long gives its numbers as they come
 
 
 def real_ppl(ev: Any) -> Numbers:
@@ -103,7 +104,7 @@ def nll(ev: Any) -> Iterator[Numbers]:
     yield {"nll_estimate": -found.mean, "nll_estimate_error": found.error}
 
 
-METRICS: dict[str, Callable[[Any], Numbers | Iterator[Numbers]]] = {
+METRICS: dict[str, Metric] = {
     "fppl": fppl,
     "rppl": rppl,
     "nll": nll,

@@ -26,7 +26,7 @@ def wanted(config: Config, device: torch.device) -> bool:
     return config.engine == "auto" and device.type == "cuda"
 
 
-def plain_chains(config: Config) -> bool:
+def plain_prior_chain(config: Config) -> bool:
     """Whether every step of the prior chain is like the others: its kernel, which makes them all, knows no schedule."""
     c = config.chains.prior
     return not c.first_steps and c.noise == 1 and not c.bound
@@ -55,7 +55,7 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
     try:
         if isinstance(model.generator, TextGenerator):
             return Buckets(text, model, optimizer, rng, example)
-        if config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_chains(config):
+        if config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_prior_chain(config):
             return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
         return Captured(reference, model, optimizer, rng, example)
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works

@@ -100,7 +100,7 @@ class FusedStep:
                 self.third.after_main()
                 with self.third:
                     self.prior.grad_f(self.z_pos, self.grad_f)
-            self.generator.forward(self.z_pos, rows, chain.likelihood / self.generator.sigma**2)
+            self.generator.forward(self.z_pos, rows, 1 / self.generator.sigma**2)
             self.generator.backward()
             self.third.join()
             s = step_size(chain, step)
@@ -139,7 +139,7 @@ class FusedStep:
         z = z.float().contiguous()
         if self.model.prior.fitted or list(self.model.prior.parameters()):
             self.prior.grad_f(z, self.grad_f)
-        self.generator.forward(z, rows, self.config.chains.posterior.likelihood / self.generator.sigma**2)
+        self.generator.forward(z, rows, 1 / self.generator.sigma**2)
         self.generator.backward()
         return self.generator.part.sum(0) + self.grad_f - z
 
