@@ -62,6 +62,28 @@ def test_the_flow_descends_its_divergence_from_the_prior():
     assert expected.norm() > 1e-2 and all(p.grad is None for p in model.prior.parameters())
 
 
+@pytest.mark.parametrize("base", ["fitted", "mixture"])
+def test_over_a_fitted_base_the_flow_lives_on_the_whitened_z(base):
+    """It starts near N(m, S), moves along with it, and its lesson is the same divergence as a density of z."""
+    model, e = tiny("draw.prior=flow", f"prior.base={base}", "prior.parts=3"), normal(4000, 4, seed=1)
+    mix = normal(4, 4, seed=2)
+    with torch.no_grad():
+        model.prior.mean.copy_(torch.arange(4.0))
+        root = torch.linalg.cholesky(mix @ mix.T + torch.eye(4))
+        model.prior.root.copy_(root)
+        model.prior.inverse.copy_(torch.linalg.inv(root))
+    q = model.synthesis.q
+    plain = q.draw(e)[0]
+    torch.testing.assert_close(model.start_prior(e), torch.arange(4.0) + plain @ root.T, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.sample_z(5).__next__(), model.sample_z(5, by="flow").__next__())
+    u, log_q = q.draw(e[:10])
+    z = torch.arange(4.0) + u @ root.T
+    expected = gradient((log_q - model.prior.log_prob(z)).mean(), q)
+    model.learn_synthesis(e[:10], z.detach())
+    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in q.parameters()]), expected, rtol=1e-8, atol=1e-9)
+    assert expected.norm() > 1e-2
+
+
 def test_gradients_lie_in_memory_as_their_parameters_do():
     model, x = tiny("draw.posterior=warm", "generator.size=16", "generator.widths=[2, 1]"), normal(10, 1, 16, 16)
     model.inference.to(memory_format=torch.channels_last)

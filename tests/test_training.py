@@ -294,6 +294,8 @@ def test_what_counts_as_frozen():
     assert list(frozen(GOOD, chains, 20)) == []
     assert [w[:18] for w in frozen(GOOD | {"z_spread_neg": 0.001}, chains, 20)] == ["the prior samples "]
     assert list(frozen(GOOD | {"z_spread_neg": 0.0}, chains, 1)) == [], "a single row has no spread"
+    assert [w[:36] for w in frozen(GOOD | {"step": 500, "gap": -40.0}, chains, 1)] == ["the prior's draws do not keep up wit"]
+    assert list(frozen(GOOD | {"step": 499, "gap": 40.0}, chains, 20)) == list(frozen(GOOD | {"step": 900, "gap": 20.0}, chains, 20)) == []
     assert list(frozen(GOOD | {"step": 10_000, "z_spread_pos": 50.0}, chains, 20)) == [], "where there is no flow, none has collapsed"
     assert list(frozen(GOOD | {"disp_neg": 0.0}, tiny("prior.kind=gaussian").chains, 20)) == [], "no chain is run"
 

@@ -200,7 +200,7 @@ class Learning:
     prior_rate: float = 2e-5
     generator_rate: float = 1e-4
     encoder_rate: float = 1e-4
-    flow_rate: float = 1e-4
+    flow_rate: float = 1e-3  # the energy moves while the flow follows: it must be the faster
     betas: tuple[float, float] = (0.5, 0.999)
     decay: float = 1.0  # all rates are multiplied by this once an epoch
     clip: float = 0.0  # largest gradient norm, for each network; 0 is off

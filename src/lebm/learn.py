@@ -52,7 +52,7 @@ def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, c
         loss = loss + learning.l2 * (f_pos.square().mean() + f_neg.square().mean())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    model.synthesis.learn(e_neg, z_neg, model.prior.score)  # in the paper: nothing
+    model.learn_synthesis(e_neg, z_neg)  # in the paper: nothing
     model.inference.learn(e_pos, z_pos, tamed(partial(model.posterior_score, x), chains.posterior), x)
     if learning.clip:
         for net in model.networks().values():
@@ -89,7 +89,7 @@ def describe(step: Step, model: LatentEBM, x: Tensor) -> dict[str, float]:
     for name, net in model.networks().items():
         values[f"grad_{name}"] = _grad_norm(net, x.device)
     values |= {f"{k}_pos": v for k, v in model.inference.describe(step.z0_pos, step.z_pos, x).items()}
-    values |= {f"{k}_neg": v for k, v in model.synthesis.describe(step.z0_neg, step.z_neg).items()}
+    values |= {f"{k}_neg": v for k, v in model.synthesis.describe(step.z0_neg, model.prior.white(step.z_neg)).items()}
     for name, z0, z in (("neg", step.z0_neg, step.z_neg), ("pos", step.z0_pos, step.z_pos)):
         values[f"disp_{name}"] = (z - z0).square().mean().sqrt()  # root mean square a coordinate
         values[f"z_mean_{name}"] = z.mean()

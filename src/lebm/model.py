@@ -65,11 +65,15 @@ class LatentEBM(nn.Module):
 
     def start_prior(self, e: Tensor) -> Tensor:
         """Where prior chains start, from N(0, I) noise, by the run's own way."""
-        return self.synthesis.start(self.noise(self.synthesis, e))
+        return self.prior.coloured(self.synthesis.start(self.noise(self.synthesis, e)))
 
     def noise(self, way: Fresh, e: Tensor) -> Tensor:
-        """What a prior's way starts from: draws of p_0, or the noise itself where a network takes it further."""
-        return e if isinstance(way, Proposed) else self.prior.place(e)
+        """What a prior's way starts from, as u: draws of p_0, or the noise itself where a network takes it further."""
+        return e if isinstance(way, Proposed) else self.prior.place_white(e)
+
+    def learn_synthesis(self, e: Tensor, z: Tensor) -> None:
+        """The prior's way learns from the end of its chain; like the chain it lives on u."""
+        self.synthesis.learn(e, self.prior.white(z), self.prior.white_score)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) + log Z = f(z) + log N(z; 0, I) + log p(x|z), a number a row (equation 1)."""
@@ -96,7 +100,7 @@ class LatentEBM(nn.Module):
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
             start, rounds = goes_on(drawing.way, self.noise(drawing.way, self.prior.draw_base(CHUNK, rng)), i)
-            z = self.prior.walk(start, replace(chain, steps=rounds * chain.steps), rng)[: n - i]
+            z = self.prior.walk(self.prior.coloured(start), replace(chain, steps=rounds * chain.steps), rng)[: n - i]
             if progress:
                 progress(i + len(z), n)
             yield z

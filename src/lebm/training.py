@@ -37,6 +37,7 @@ MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
 # and spread over the batch under which it has collapsed to a point.
 FROZEN, COLLAPSED = 0.02, 0.02
 NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
+APART = 30.0  # nats between f at posterior and at prior draws; healthy runs stay below 20
 HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.train
 
 
@@ -342,7 +343,14 @@ def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
             yield f"the {kind} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise chains.{kind}.step_size or .steps"
         if row[f"z_spread_{name}"] < COLLAPSED and batch > 1:
             yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
-    if row["step"] < SETTLED or batch == 1:
+    if row["step"] < SETTLED:
+        return
+    if abs(row["gap"]) > APART:
+        yield (
+            f"the prior's draws do not keep up with its energy: f differs by {row['gap']:+.3g} between posterior and prior draws; "
+            "lower learning.prior_rate, set learning.l2, or give the prior more steps (for a flow: raise learning.flow_rate)"
+        )
+    if batch == 1:
         return
     if row.get("q_spread_pos", math.inf) < COLLAPSED:
         yield (

@@ -70,7 +70,7 @@ class FusedStep:
         self.beside.after_main()
         with self.beside:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
-            self.model.synthesis.learn(self.e_neg, self.z_neg, self.model.prior.score)
+            self.model.learn_synthesis(self.e_neg, self.z_neg)
             if not self.follows:
                 self.learn_inference(rows)
         self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
