@@ -21,7 +21,7 @@ from lebm.config import resolve
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.evaluate import evaluate, evaluate_all
-from lebm.generators.image import to_pixels
+from lebm.generators.image import as_floats, to_pixels
 from lebm.metrics import inception
 from lebm.model import load
 from lebm.training import train
@@ -276,6 +276,17 @@ def test_the_fid_of_a_run_is_that_of_its_rounded_samples(run):
     assert p["samples"] == 600 and p["reference"] == "all 2000 training images" and p["chain_steps"] == 3 and p["seed"] == 5
     assert p["features"] == "fake" and p["precision"] == "float64" and found["protocol"]["checkpoint"] == "last"
     assert found["protocol"]["fid_gaussian"]["chain_steps"] == 0
+
+
+def test_the_fid_of_reconstructions(run):
+    found, f, model = measured(run, "fid_reconstruction", samples=700, seed=5), Fake(), load(run)
+    reference = load_data(model.config).train
+    z = [model.infer(as_floats(rows), 5 + i, shared_noise=False) for i, rows in enumerate(reference[:700].split(500))]
+    expected = by_scipy(f(to_pixels(model.decode(torch.cat(z)))), f(reference))
+    assert found["metrics"]["fid_reconstruction"] == pytest.approx(expected, rel=1e-7)
+    p = found["protocol"]["fid_reconstruction"]
+    assert p["reconstructed"] == "the first 700 training images" and p["by"] == "langevin" and p["chain_steps"] == 2
+    assert measured(run, "fid_reconstruction", split="test")["protocol"]["fid_reconstruction"]["reconstructed"] == "the first 200 test images"
 
 
 def test_it_does_not_depend_on_batch_sizes(run, monkeypatch):

@@ -305,7 +305,7 @@ def evaluate(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated: frechet, mse, fid, fid_gaussian, likelihood, speed; of text fppl, rppl, nll, real_ppl, fppl_gaussian. Default: what fits the run."
+            help="Comma-separated: frechet, mse, fid, fid_gaussian, fid_reconstruction, likelihood, speed; of text fppl, rppl, nll, real_ppl, fppl_gaussian. Default: what fits the run."
         ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,

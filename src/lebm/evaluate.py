@@ -30,7 +30,7 @@ from lebm.methods.ways import ALONE
 from lebm.metrics.fid import Moments, frechet_distance
 from lebm.metrics.inception import FILE, Features, precision
 from lebm.metrics.reconstruction import mean_squared_error
-from lebm.model import LatentEBM, load
+from lebm.model import CHUNK, LatentEBM, load
 from lebm.rng import stream
 from lebm.speed import inference, iteration_ms
 from lebm.text_metrics import Metric, Numbers
@@ -112,7 +112,7 @@ def evaluate(
     root = data_root(data_dir)
     chosen = metrics or fitting(model, features is not None or (root is not None and (root / FILE).is_file()))
     _check_kind(model, chosen)
-    if features is None and {"fid", "fid_gaussian"} & set(chosen):
+    if features is None and any(name.startswith("fid") for name in chosen):
         features = inception(root, model.device)  # before the data: what is missing is said at once
     with progress_bar(console, "reading data") as update:
         splits = load_data(model.config.with_values(**{"data.limit": None}), root, update)
@@ -261,27 +261,55 @@ def fid_gaussian(ev: Evaluation) -> Numbers:
     return {"fid_gaussian": fid_after(ev, 0, "langevin")}
 
 
+def fid_reconstruction(ev: Evaluation) -> Numbers:
+    """The same of reconstructions: what the generator would give if the prior were what the posterior draws are."""
+    images, part = _reference(ev)
+    images = images[: _how_many(ev)]
+    drawing = ev.model.drawing("posterior", ev.posterior_by)
+    ev.protocol.update(reconstructed=f"the first {len(images)} {part} images", **drawing.protocol())
+
+    def drawn(update: Any) -> Iterator[Tensor]:
+        for i, rows in enumerate(images.split(CHUNK)):
+            z = ev.model.infer(as_floats(rows), ev.seed + i, shared_noise=False, by=ev.posterior_by)
+            yield to_pixels(ev.model.decode(z))
+            update(min((i + 1) * CHUNK, len(images)), len(images))
+
+    return {"fid_reconstruction": _fid(ev, "reconstructions", drawn)}
+
+
 def fid_after(ev: Evaluation, steps: int | None, by: str | None = None) -> float:
     """The FID of samples after so many chain steps (None: the run's own)."""
-    assert ev.features is not None
-    n = ev.samples or (FOR_CHOOSING if ev.split == "validation" else FOR_FID)
-    images, part = (ev.test, "test") if ev.split == "test" else (ev.splits.train, "training")
-    with ev.bar(f"features of {len(images)} {part} images") as update:
-        reference, _ = stats.kept_statistics(images, ev.features, ev.cache, update, ev.content if part == "training" else None)
-    ev.protocol.update(
-        samples=n,
-        reference=f"all {len(images)} {part} images",
-        **ev.model.drawing("prior", by, steps).protocol(),
-        images="rounded to uint8",
-        features=ev.features.name,
-        precision=ev.features.precision,
-    )
+    n = _how_many(ev)
+    ev.protocol.update(samples=n, **ev.model.drawing("prior", by, steps).protocol())
 
     def drawn(update: Any) -> Iterator[Tensor]:
         for z in ev.model.sample_z(n, ev.seed, steps, update, by):
             yield to_pixels(ev.model.decode(z))
 
-    with ev.bar("features of samples") as update:
+    return _fid(ev, "samples", drawn)
+
+
+def _how_many(ev: Evaluation) -> int:
+    return ev.samples or (FOR_CHOOSING if ev.split == "validation" else FOR_FID)
+
+
+def _reference(ev: Evaluation) -> tuple[Tensor, str]:
+    return (ev.test, "test") if ev.split == "test" else (ev.splits.train, "training")
+
+
+def _fid(ev: Evaluation, what: str, drawn: Callable[[Any], Iterator[Tensor]]) -> float:
+    """Of the drawn pixels against all real images of the split."""
+    assert ev.features is not None
+    images, part = _reference(ev)
+    with ev.bar(f"features of {len(images)} {part} images") as update:
+        reference, _ = stats.kept_statistics(images, ev.features, ev.cache, update, ev.content if part == "training" else None)
+    ev.protocol.update(
+        reference=f"all {len(images)} {part} images",
+        images="rounded to uint8",
+        features=ev.features.name,
+        precision=ev.features.precision,
+    )
+    with ev.bar(f"features of {what}") as update:
         return stats.statistics(drawn(update), ev.features).distance(reference)
 
 
@@ -348,6 +376,7 @@ METRICS: dict[str, Metric] = {
     "mse": mse,
     "fid": fid,
     "fid_gaussian": fid_gaussian,
+    "fid_reconstruction": fid_reconstruction,
     "likelihood": likelihood,
     "speed": speed,
 }
