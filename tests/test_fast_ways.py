@@ -33,6 +33,7 @@ MODES = {
         "chains.posterior.bound=0.01",
     ],
     "networks alone": ["draw.posterior=amortised", "draw.prior=flow"],
+    "networks alone over a mixture": ["draw.posterior=amortised", "draw.prior=flow", "prior.base=mixture", "prior.parts=3"],
 }
 
 
@@ -55,12 +56,16 @@ needs_zuko = pytest.mark.skipif(not _zuko_is_there(), reason="needs zuko")
 
 
 @interpreted
-@modes("warm and persistent, clipped", "warm both, following", "warm, with a schedule", "networks alone")
+@modes("warm and persistent, clipped", "warm both, following", "warm, with a schedule", "networks alone", "networks alone over a mixture")
 def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) -> None:
     rows, settings = 5, [*settings, "draw.chains=7", "chains.prior.steps=2", "chains.posterior.steps=2"]
     config = small("digits", "training.batch=5", "encoder.width=3", "flow.width=8", "flow.layers=2", *settings)
     model = LatentEBM(config).to(DEVICE)
     shaken(model)
+    for _ in range(2 if model.prior.fitted else 0):  # a p_0 that is not N(0, I)
+        for i in range(1000):
+            model.prior.see(torch.randn(50, config.nz, generator=torch.Generator().manual_seed(i)) * 2 + 1)
+        model.prior.refit()
     k0, k1, chain = config.chains.prior.steps, config.chains.posterior.steps, config.chains.posterior
     fused = FusedStep(model, make_optimizer(model, config.learning), stream(1, "chain", DEVICE), rows, torch.float32)
     for round_ in range(2 if config.draw.prior == "persistent" else 1):  # the second finds kept chains and moments
@@ -84,7 +89,7 @@ def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) 
         z_pos, z_neg, e_neg = seen.z_pos.double(), seen.z_neg.double(), fused.e_neg.double()
         if config.draw.prior != "langevin":
             e = noise(fused.seeds[:1], rows, k0, config.nz).double()
-            z = reference.synthesis.start(e_neg)
+            z = reference.start_prior(e_neg)
             assert relative(seen.z0_neg, z) < 10 * CLOSE
             with torch.no_grad():
                 for k in range(k0):
@@ -93,7 +98,7 @@ def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) 
         f_pos, f_neg = reference.prior.f(z_pos), reference.prior.f(z_neg)
         log_px = reference.generator.log_prob(xx, z_pos).mean()
         (f_neg.mean() - f_pos.mean() - log_px + config.learning.l2 * (f_pos.square().mean() + f_neg.square().mean())).backward()
-        reference.synthesis.learn(e_neg, z_neg, reference.prior.score)
+        reference.learn_synthesis(e_neg, z_neg)
         reference.inference.learn(fused.e_pos.double(), z_pos, tamed(score, chain), xx)
         if config.learning.clip:
             for net in reference.networks().values():
@@ -102,6 +107,7 @@ def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) 
             assert p.grad is not None and q.grad is not None, name
             if float(q.grad.norm()) > 1e-6:
                 assert relative(p.grad, q.grad) < 50 * CLOSE, name
+        reference.prior.see(z_pos)
         for (name, a), b in zip(model.named_buffers(), reference.buffers(), strict=True):
             assert relative(a, b) < 10 * CLOSE, name
 
