@@ -123,7 +123,8 @@ def evaluate(
         take(splits.facts)  # a text with other words than the model's is refused
     facts = _facts(run, ev, root)
     if console and facts["steps"] == 0:
-        console.print("note: this run has saved no update yet; these are numbers of random networks")
+        which = "the networks it started from" if model.config.training.start_from else "random networks"
+        console.print(f"note: this run has saved no update yet; these are numbers of {which}")
     target, summary = run / ("validation.json" if split == "validation" else "metrics.json"), {}
     with fitting_threads(model):
         for values, protocol in measure(ev, chosen):  # each is kept as soon as it is known
