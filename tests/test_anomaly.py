@@ -19,6 +19,7 @@ from lebm.anomaly.figure import draw
 from lebm.config import preset_names, resolve
 from lebm.data import load
 from lebm.errors import CheckpointError, ConfigError, DataError
+from lebm.generators.image import as_floats
 
 TINY = {
     "preset": "digits",
@@ -222,8 +223,18 @@ def test_an_interrupted_trial_goes_on(measured, tmp_path, monkeypatch):
 
 
 def test_other_settings_in_the_same_folder_are_refused(measured):
-    with pytest.raises(CheckpointError, match="choose another --run"):
-        protocol.experiment(tiny(**{**EXPERIMENT, "anomaly.score": "joint"}), [0], [1], measured[0], device="cpu")
+    for changed in ({"anomaly.score": "joint"}, {"generator.sigma": 2.0}, {"learning.prior_rate": 0.5}, {"training.steps": 40}):
+        with pytest.raises(CheckpointError, match="choose another --run"):
+            protocol.experiment(tiny(**{**EXPERIMENT, **changed}), [0], [1], measured[0], device="cpu")
+
+
+def test_a_combined_score_is_fitted_to_what_the_run_learned_from(tmp_path, monkeypatch):
+    fitted, real = [], protocol.Scorer.fit
+    monkeypatch.setattr(protocol.Scorer, "fit", lambda self, x: (fitted.append(x), real(self, x))[1])
+    config = tiny(**EXPERIMENT)
+    protocol.experiment(config, [0], [1], tmp_path / "r", device="cpu")
+    learned = as_floats(load(config.with_values(**{"data.held_out": 0})).train)
+    assert len(learned) == 1200 and len(fitted) == 2 and all(torch.equal(x, learned) for x in fitted)
 
 
 def test_less_than_an_epoch_is_an_error(tmp_path):

@@ -227,7 +227,17 @@ def test_wrong_shapes_and_names(tmp_path, good):
     refused(lambda: load(path), "does not fit this model")
 
 
-@pytest.mark.parametrize("changes", [{"generator.widths": [10**9]}, {"generator.ngf": 4096, "nz": 4096}, {"prior.width": 65536}, {"nz": 10**12}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"generator.widths": [10**9]},
+        {"generator.ngf": 4096, "nz": 4096},
+        {"prior.width": 65536},
+        {"nz": 10**12},
+        {"encoder.width": 4096, "draw.posterior": "warm", "generator.widths": [64]},
+        {"flow.width": 4096, "flow.bins": 64, "flow.layers": 64, "draw.prior": "flow"},
+    ],
+)
 def test_a_small_file_cannot_ask_for_all_memory(tmp_path, good, changes):
     tensors, note = checkpoint.load_tensors(good)
     config = note["config"]

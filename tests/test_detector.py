@@ -203,7 +203,10 @@ def test_a_damaged_or_foreign_file_is_refused(on_rows, on_images, rows, tmp_path
         ("model.prior.layers.0.weight", meta),
         ("", {**meta, "fitted": {}}),
         ("", {"config": {}}),
+        ("odd", meta),
     ):
+        if cut == "odd":
+            tensors = tensors | {"mixture.means": torch.zeros(2, 99)}
         checkpoint.save_tensors(tmp_path / "x.safetensors", {k: t for k, t in tensors.items() if k != cut}, note)
         with pytest.raises(CheckpointError, match=r"x\.safetensors"):
             Detector.load(tmp_path / "x.safetensors")

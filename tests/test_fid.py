@@ -393,6 +393,16 @@ def test_runs_that_are_no_seeds_of_one_experiment(run, tmp_path):
         evaluate_all([run, longer], ("mse",), device="cpu", pictures=False)
 
 
+def test_seeds_that_were_measured_differently_have_no_mean(run, tmp_path):
+    other = make(tmp_path / "other", "seed=2")
+    for folder, samples in ((run, 40), (other, 60)):
+        measured(folder, "fid", samples=samples)
+    with pytest.raises(ConfigError, match="fid measured with samples = 40 and 60; measure it alike first: --metrics fid"):
+        evaluate_all([run, other], ("mse",), device="cpu", pictures=False)
+    measured(other, "fid", samples=40)
+    assert "fid_spread" in evaluate_all([run, other], ("mse",), device="cpu", pictures=False)["metrics"]
+
+
 def test_runs_of_different_lengths_have_no_mean():
     """One configuration, but one was stopped by --max-seconds."""
     runs = [{"config": {"seed": i}, "steps": i, "metrics": {}, "seconds": 1} for i in (1, 2)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from lebm.config import Generator, resolve
+from lebm.config import Generator, default_widths, resolve
 from lebm.errors import DataError
-from lebm.generators.image import ImageGenerator, default_widths, to_pixels, to_x
+from lebm.generators.image import ImageGenerator, to_pixels, to_x
 
 PRESETS = ["svhn", "cifar10", "celeba64", "celeba128", "mnist", "digits"]
 

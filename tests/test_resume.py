@@ -18,6 +18,7 @@ import lebm
 from lebm import checkpoint, training
 from lebm.config import resolve
 from lebm.errors import CheckpointError
+from lebm.state import TrainingState
 from lebm.training import train
 
 TINY = [
@@ -365,3 +366,22 @@ def test_the_state_says_its_largest_weight():
     assert 0 < state.largest_weight()["prior"] < 10 and 0 < state.largest_weight()["generator"] < 10
     state.model.generator.layers[0].bias.data[0] = torch.nan
     assert str(state.largest_weight()["generator"]) == "nan"
+
+
+def test_the_state_is_read_while_nobody_else_can_write_it(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    train(tiny("training.steps=2"), run=tmp_path / "run")
+    real, locked = TrainingState.resume_from, []
+
+    def looked(self, run):
+        fd = os.open(run.path, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked.append(True)
+        os.close(fd)
+        real(self, run)
+
+    monkeypatch.setattr(TrainingState, "resume_from", looked)
+    train(tiny("training.steps=3"), run=tmp_path / "run", resume=True)
+    assert locked == [True]

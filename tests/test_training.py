@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import lebm
+import lebm.prior
 from lebm import training
 from lebm.config import resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
@@ -127,6 +128,33 @@ def test_the_average_is_what_is_kept(tmp_path):
     )
     assert not any(torch.equal(model[k], tensors[f"model.{k}"]) for k in names)
     assert all(torch.equal(model[k], tensors[f"model.{k}"]) for k in model if k.startswith("prior."))
+
+
+def test_the_average_moves_by_one_minus_its_decay(tmp_path):
+    train(tiny("learning.ema=0.9", "training.steps=3", "training.checkpoint_every=1"), run=tmp_path / "run")
+    kept = [load_file(tmp_path / "run" / "checkpoints" / f"{i:08d}" / "tensors.safetensors") for i in (2, 3)]
+    name = "generator.layers.0.weight"
+    i = [n for n, _ in lebm.load(tmp_path / "run").named_parameters() if n.startswith("generator.")].index(name)
+    expected = 0.9 * kept[0][f"ema.{i}"] + 0.1 * kept[1][f"model.{name}"]
+    torch.testing.assert_close(kept[1][f"ema.{i}"], expected)
+    assert not torch.equal(kept[1][f"ema.{i}"], kept[0][f"ema.{i}"])
+
+
+def test_a_fitted_base_moves_at_its_hundredth_update_to_the_moments_of_posterior_draws(tmp_path, monkeypatch):
+    seen = []
+    real = lebm.prior.GaussianPrior.see
+    monkeypatch.setattr(lebm.prior.GaussianPrior, "see", lambda self, z: (seen.append(z.clone()), real(self, z))[1])
+    config = ("prior.base=fitted", "chains.posterior.steps=1", "chains.prior.steps=0", "training.checkpoint_every=99", "training.log_every=99")
+    before = train(tiny(*config, "training.steps=99"), run=tmp_path / "run")
+    assert torch.equal(before.prior.mean, torch.zeros(len(before.prior.mean)))
+    model = train(tiny(*config, "training.steps=101"), run=tmp_path / "run", resume=True)  # across the fit
+    mean = torch.zeros(len(model.prior.mean))
+    for z in seen[:100]:
+        mean = mean.lerp(z.mean(0), lebm.prior.SEEN)
+    assert len(seen) == 101
+    torch.testing.assert_close(model.prior.mean, mean)
+    straight = train(tiny(*config, "training.steps=101"))
+    assert all(torch.equal(v, straight.state_dict()[k]) for k, v in model.state_dict().items())
 
 
 def test_rates_decay_once_an_epoch():
@@ -334,7 +362,8 @@ def test_own_images_in_every_form():
 
 
 def test_one_image():
-    train(tiny(), data=IMAGES[:1])
+    model = train(tiny(), data=IMAGES[:1])
+    assert all(torch.isfinite(p).all() for p in model.parameters()) and model.sample(2).shape == (2, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -517,6 +546,8 @@ def test_a_run_can_start_with_the_networks_of_another(tmp_path):
     assert same(old.generator, new.generator) and same(old.prior, new.prior)
     other = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old' / 'model.safetensors'}", "prior.base=fitted"))
     assert same(old.generator, other.generator) and not torch.equal(other.prior.layers[0].weight, old.prior.layers[0].weight)
+    again = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}"), run=tmp_path / "again", resume=True)
+    assert same(old.generator, again.generator), "also where a script says resume before there is anything"
 
 
 def test_a_frozen_generator_keeps_its_weights_while_the_prior_learns(tmp_path, monkeypatch):
@@ -536,3 +567,10 @@ def test_networks_that_do_not_fit_are_refused(tmp_path):
         train(tiny(f"training.start_from={tmp_path / 'old'}", "generator.sigma=0.5"))
     with pytest.raises(CheckpointError, match="nowhere"):
         train(tiny("training.start_from=nowhere"))
+
+
+def test_another_precision_than_asked_for_is_logged(tmp_path):
+    """Also where nobody reads the console."""
+    train(tiny("precision=bfloat16", "training.steps=2"), run=tmp_path / "run", device="cpu")
+    (said,) = (r for r in strict_rows(tmp_path / "run") if "warning" in r)
+    assert said["step"] == 0 and "computes in float32" in said["warning"]

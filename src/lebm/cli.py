@@ -29,7 +29,7 @@ from lebm.analysis import diagnostics, longrun, paths
 from lebm.anomaly import SCORES, Scorer
 from lebm.anomaly import mnist as protocol
 from lebm.bench import bench as run_bench
-from lebm.config import preset_names, resolve
+from lebm.config import BASES, preset_names, resolve
 from lebm.data import DATASETS, data_root, download, read_inputs
 from lebm.data import load as load_data
 from lebm.detector import Detector
@@ -548,7 +548,7 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show this one resol
     for p in preset_names():
         c = resolve(p)
         prior = c.prior
-        base = "N(0, I)" if prior.base == "standard" else "N(m, S)"
+        base = BASES[prior.base]
         kind = base if prior.kind == "gaussian" else f"{prior.width} x {prior.depth}"
         table.add_row(
             p,

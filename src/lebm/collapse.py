@@ -25,6 +25,8 @@ def watched(model: LatentEBM) -> bool:
 @torch.no_grad()
 def explained(model: LatentEBM, step: Step, x: Tensor) -> dict[str, float]:
     """What a log row says: nats a word, and what the likelihood loses when sentences trade their z with a neighbour."""
+    if len(x) < 2:  # no neighbour
+        return {}
     log_prob = model.generator.log_prob
     own, other = (log_prob(x, z).double().mean() for z in (step.z_pos, step.z_pos.roll(1, 0)))  # type: ignore[operator]
     words = (x != PAD).sum() / len(x)

@@ -129,7 +129,7 @@ class Generator:
 
     def weights(self, nz: int) -> tuple[int, str]:
         """About how many, and the key that rules them; a small file must not be able to ask for all memory."""
-        widths = [w * self.ngf for w in self.widths or [2 ** (i + 1) for i in reversed(range(hidden_layers(self)))]]
+        widths = [w * self.ngf for w in self.widths or default_widths(hidden_layers(self))]
         return nz * widths[0] * self.base**2 + 16 * sum(a * b for a, b in itertools.pairwise([*widths, self.channels])), "ngf"
 
     def shown(self) -> str:
@@ -519,6 +519,8 @@ def _check_values(c: Config) -> None:
         (1 <= c.flow.layers <= 64, "flow.layers", c.flow.layers, "must be between 1 and 64"),
         (1 <= c.flow.width <= 4096, "flow.width", c.flow.width, "must be between 1 and 4096"),
         (2 <= c.flow.bins <= 64, "flow.bins", c.flow.bins, "must be between 2 and 64"),
+        (_encoder_weights(c) <= MAX_WEIGHTS, "encoder.width", c.encoder.width, f"makes a network of {_encoder_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
+        (_flow_weights(c) <= MAX_WEIGHTS, "flow.width", c.flow.width, f"makes a network of {_flow_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (le.encoder_rate >= 0, "learning.encoder_rate", le.encoder_rate, "must not be negative"),
         (le.flow_rate >= 0, "learning.flow_rate", le.flow_rate, "must not be negative"),
         (le.prior_rate >= 0, "learning.prior_rate", le.prior_rate, "must not be negative"),
@@ -567,6 +569,12 @@ def hidden_layers(g: Generator) -> int:
     return n if g.last == "up" else n + 1
 
 
+def default_widths(layers: int) -> tuple[int, ...]:
+    """Channels of the hidden layers in units of ngf, as in the paper: 8-4-2 at 32 pixels, 8-4-2-1 at 64, 16-8-4-2-1 at 128."""
+    lowest = 2 if layers <= 3 else 1
+    return tuple(lowest * 2**i for i in reversed(range(layers)))
+
+
 def _mixture_numbers(c: Config) -> int:
     """Three matrices a Gaussian (lebm.mixture)."""
     return 3 * c.prior.parts * c.nz**2 if c.prior.base == "mixture" else 0
@@ -574,6 +582,26 @@ def _mixture_numbers(c: Config) -> int:
 
 def _prior_weights(c: Config) -> int:
     return c.prior.width * (c.nz + c.prior.width * (c.prior.depth - 1))
+
+
+def _encoder_weights(c: Config) -> int:
+    """About how many the encoder of lebm.methods.encoder has, where one is asked for."""
+    g, width = c.generator, c.encoder.width
+    if c.draw.posterior == "langevin":
+        return 0
+    if isinstance(g, Generator):
+        widths = [w * width for w in g.widths or default_widths(hidden_layers(g))]
+        return 16 * (widths[0] ** 2 + sum(a * b for a, b in itertools.pairwise([*widths, g.channels]))) + 2 * c.nz * widths[0] * min(g.base, 7) ** 2
+    if isinstance(g, TextGenerator):
+        return g.vocabulary * g.embedding + 6 * width * (g.embedding + width) + 4 * width * c.nz
+    return (g.columns + 2 * c.nz + width * c.encoder.depth) * width
+
+
+def _flow_weights(c: Config) -> int:
+    """The same of lebm.methods.flow."""
+    if c.draw.prior not in ("flow", "warm"):
+        return 0
+    return c.flow.layers * c.flow.width * (c.nz + c.flow.width + c.nz * (3 * c.flow.bins - 1))
 
 
 def _plain(value: Any) -> Any:

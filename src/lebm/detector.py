@@ -223,5 +223,5 @@ class Detector(BaseEstimator):
                 self.feature_names_in_ = np.array([str(n) for n in fitted["feature_names_in_"]], dtype=object)
             if not hasattr(self, "fitted_shape_") and not self.mean_.shape == self.scale_.shape == (self.n_features_in_,):
                 raise ValueError("its columns do not match")
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
             raise CheckpointError(f"{path} is damaged: a part of the detector is missing or odd ({e}); fit it again") from None

@@ -258,7 +258,7 @@ def fid(ev: Evaluation) -> Numbers:
 
 
 def fid_gaussian(ev: Evaluation) -> Numbers:
-    """The same with z from N(0, I) itself, through the same generator."""
+    """The same with z from p_0 itself (N(0, I), unless the run fitted another), through the same generator."""
     return {"fid_gaussian": fid_after(ev, 0, "langevin")}
 
 

@@ -205,10 +205,12 @@ def _log_weights(model: LatentEBM, rows: Tensor, chain: Chain, particles: int, t
 
     mean, factor = _proposal(model, joint, n, particles, chain, seed)
     rng = stream(seed, "likelihood/walk", model.device)
-    e = torch.randn(particles, nz, generator=rng, device=model.device, dtype=mean.dtype)
-    z = mean.unsqueeze(1) + e @ factor.mT
-    sizes = pilot(partial(_gaussian, mean, factor), joint, z, ladder(temperatures), rng) if temperatures > 1 else []
-    return anneal(partial(_gaussian, mean, factor), joint, z, ladder(temperatures), sizes, rng)[0]
+
+    def drawn() -> Tensor:
+        return mean.unsqueeze(1) + torch.randn(particles, nz, generator=rng, device=model.device, dtype=mean.dtype) @ factor.mT
+
+    sizes = pilot(partial(_gaussian, mean, factor), joint, drawn(), ladder(temperatures), rng) if temperatures > 1 else []
+    return anneal(partial(_gaussian, mean, factor), joint, drawn(), ladder(temperatures), sizes, rng)[0]
 
 
 def _proposal(model: LatentEBM, joint: Density, n: int, particles: int, chain: Chain, seed: int) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,7 @@ class LatentEBM(nn.Module):
         self.synthesis.learn(e, self.prior.white(z), self.prior.white_score)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) + log Z = f(z) + log N(z; 0, I) + log p(x|z), a number a row (equation 1)."""
+        """log p(x, z) + log Z = f(z) + log p_0(z) + log p(x|z), a number a row (equation 1); p_0 is N(0, I) in the paper."""
         return self.prior.log_prob(z) + self.generator.log_prob(x, z)  # type: ignore[operator]
 
     def posterior_score(self, x: Tensor, z: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class LatentEBM(nn.Module):
 
     def sample(self, n: int, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Tensor:
         """n draws: z from the prior, then g(z). `by` is a way to draw z (default the run's own; the paper's is `langevin`, K0-step
-        chains from N(0, I)); `by="langevin", steps=0` shows N(0, I) itself."""
+        chains from p_0, which is N(0, I)); `by="langevin", steps=0` shows p_0 itself."""
         return torch.cat([self.decode(z).cpu() for z in self.sample_z(n, seed, steps, progress, by)])
 
     @torch.no_grad()

@@ -41,6 +41,7 @@ def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     seeds = check_one_experiment([s["config"] for s in summaries])
     if len(set(steps)) > 1:
         raise ConfigError(f"these runs are at {', '.join(map(str, steps))} updates; a mean is taken over runs of one length")
+    _check_one_protocol([s["protocol"] for s in summaries])
     metrics: dict[str, float] = {}
     for name in first["metrics"]:
         values = [s["metrics"].get(name) for s in summaries]
@@ -50,6 +51,20 @@ def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
         {"seed": seed, "steps": s["steps"], "metrics": s["metrics"], "seconds": s["seconds"]} for seed, s in zip(seeds, summaries, strict=True)
     ]
     return {**first, "metrics": metrics, "per_seed": per_seed, "seconds": round(sum(s["seconds"] for s in summaries), 1)}
+
+
+HOW = ("samples", "images", "reference", "reconstructed", "real", "by", "z", "chain_steps", "step_size", "features", "seed")  # of a metric's protocol
+
+
+def _check_one_protocol(protocols: list[dict[str, Any]]) -> None:
+    """What a metrics.json has kept from before may have been measured otherwise."""
+    for name, first in protocols[0].items():
+        for other in (p[name] for p in protocols[1:] if name in p and isinstance(first, dict)):
+            for key in HOW:
+                if first.get(key) != other.get(key):
+                    raise ConfigError(
+                        f"these runs have {name} measured with {key} = {first.get(key)} and {other.get(key)}; measure it alike first: --metrics {name}"
+                    )
 
 
 def check_one_experiment(configs: list[dict[str, Any]]) -> list[int]:

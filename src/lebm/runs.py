@@ -41,6 +41,9 @@ class Run:
     def config(self) -> Config:
         return resolve(self.config_file)
 
+    def put(self, config: Config) -> None:
+        checkpoint.write_atomic(self.config_file, config.to_yaml())
+
 
 def default_folder(experiment: str) -> Path:
     """runs/NAME, or runs/NAME-2, -3, … where that is taken."""
@@ -75,13 +78,12 @@ def check_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
 
 
 @contextmanager
-def started(run: Run, config: Config) -> Iterator[None]:
-    """Make the folder, remove what a kill left half-written, put the config there, and keep other processes out meanwhile."""
+def started(run: Run) -> Iterator[None]:
+    """Make the folder, keep other processes out meanwhile, and remove what a kill left half-written."""
     run.path.mkdir(parents=True, exist_ok=True)
     with _alone(run.path):
         checkpoint.sweep(run.path)
         checkpoint.sweep(run.checkpoints)
-        checkpoint.write_atomic(run.config_file, config.to_yaml())
         yield
 
 

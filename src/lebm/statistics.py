@@ -86,7 +86,7 @@ def kept_statistics(
 
     A damaged file is made again. Where the folder cannot be written to, nothing is kept.
     """
-    key = hashlib.sha256(f"{content or content_hash(images)}\n{features.name}".encode()).hexdigest()
+    key = hashlib.sha256(f"{content or content_hash(images)}\n{features.name}\n{features.precision}".encode()).hexdigest()
     path = None if folder is None else folder / f"fid-{key[:32]}.safetensors"
     if path is not None and path.is_file():
         with contextlib.suppress(CheckpointError, OSError):

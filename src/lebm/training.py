@@ -72,13 +72,14 @@ def train(
         raise CheckpointError("resume needs the run folder to go on with; give run=...")
     net = _build(config, model).to(where)
     rows = _rows(config, net, data, data_dir, console)
-    if config.training.start_from and not resume:
+    if config.training.start_from and not (folder and checkpoint.steps(folder.checkpoints)):
         take_over(net, config.training.start_from)
     state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
     batches = make_batches(config, rows, where)
-    if folder is not None:
-        state.resume_from(folder)
-    with started(folder, config) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
+    with started(folder) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
+        if folder is not None:
+            state.resume_from(folder)
+            folder.put(config)
         Loop(state, batches, folder, max_seconds, console, data_dir, watch).run()
     return state.exported().eval()
 
@@ -209,7 +210,7 @@ class Loop:
 
     def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
         state, config = self.state, self.config
-        engine = choose_engine(state, self.batches, self._say)
+        engine = choose_engine(state, self.batches, self._warn)
         started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
         saved = state.step
         while state.step < config.steps:
@@ -261,9 +262,12 @@ class Loop:
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
-                if self.log:
-                    self.log.row({"step": row["step"], "warning": warning})
-                self._say(f"warning at step {row['step']}: {warning}")
+                self._warn(warning)
+
+    def _warn(self, words: str) -> None:
+        if self.log:
+            self.log.row({"step": self.state.step, "warning": words})
+        self._say(f"warning at step {self.state.step}: {words}")
 
     def _say(self, words: str) -> None:
         if self.console:
@@ -278,16 +282,16 @@ class Loop:
         return f"; saved. Go on with: lebm train {shlex.quote(str(self.run_folder.path))} --resume{where}"
 
 
-def choose_engine(state: TrainingState, batches: Batches, say: Callable[[str], None]) -> Callable[[Tensor], Step]:
+def choose_engine(state: TrainingState, batches: Batches, warn: Callable[[str], None]) -> Callable[[Tensor], Step]:
     """rows -> Step: the code that computes a learning step. The reference is learn_step itself; on CUDA a faster one stands in."""
     config = state.config
     if fast.wanted(config, state.model.device):
         try:
             return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step))
         except fast.Unavailable as e:
-            say(f"warning: the fast engine is not available, learning goes on with the reference ({e})")
+            warn(f"the fast engine is not available, learning goes on with the reference ({e})")
     if config.precision == "bfloat16":
-        say("warning: precision bfloat16 needs the fast engine, which needs CUDA; this run computes in float32")
+        warn("precision bfloat16 needs the fast engine, which needs CUDA; this run computes in float32")
 
     def reference(rows: Tensor) -> Step:
         with float32_convolutions(config.precision):

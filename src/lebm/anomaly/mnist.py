@@ -30,6 +30,7 @@ from lebm.generators.image import as_floats
 from lebm.log import progress_bar
 from lebm.metrics.anomaly import auprc, auroc, chance, smallest
 from lebm.model import LatentEBM
+from lebm.runs import Run, check_run
 from lebm.statistics import content_hash
 from lebm.training import fitting_threads, pick_device, train
 
@@ -73,7 +74,7 @@ class Trial:
             train(
                 self.config,
                 run=self.folder,
-                resume=self.folder.exists(),
+                resume=Run(self.folder).config_file.is_file(),
                 device=self.device,
                 data_dir=self.data_dir,
                 console=self.console,
@@ -94,6 +95,8 @@ class Trial:
 
     def read(self) -> dict[str, Any]:
         path = self.folder / KEPT
+        if Run(self.folder).config_file.is_file():
+            check_run(self.folder, self.config, resume=True)  # scores of other settings are not this trial's
         if not path.is_file():
             return {"epochs": {}}
         try:

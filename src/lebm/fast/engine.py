@@ -211,18 +211,20 @@ class Captured:
         self.rows = example.clone()
         self.iterate = iterate  # its buffers live as long as the graph
         before = _snapshot(model, optimizer, rng)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                iterate(self.rows)
-        torch.cuda.current_stream().wait_stream(stream)
-        _put_back(before, model, optimizer, rng)
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(rng)
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.step = iterate(self.rows)
-        _put_back(before, model, optimizer, rng)
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    iterate(self.rows)
+            torch.cuda.current_stream().wait_stream(stream)
+            _put_back(before, model, optimizer, rng)
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(rng)
+            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                self.step = iterate(self.rows)
+        finally:  # also where it failed: the reference goes on from here
+            _put_back(before, model, optimizer, rng)
 
     def __call__(self, rows: Tensor) -> Step:
         self.rows.copy_(rows, non_blocking=True)

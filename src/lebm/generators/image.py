@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lebm.config import Generator, hidden_layers
+from lebm.config import Generator, default_widths, hidden_layers
 from lebm.errors import DataError
 
 
@@ -28,12 +28,6 @@ def as_floats(rows: Tensor) -> Tensor:
 def to_pixels(x: Tensor) -> Tensor:
     """Floats in [-1, 1] -> uint8 pixels 0..255, rounded to the nearest."""
     return x.add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
-
-
-def default_widths(layers: int) -> tuple[int, ...]:
-    """Channels of the hidden layers in units of ngf, as in the paper: 8-4-2 at 32 pixels, 8-4-2-1 at 64, 16-8-4-2-1 at 128."""
-    lowest = 2 if layers <= 3 else 1
-    return tuple(lowest * 2**i for i in reversed(range(layers)))
 
 
 class ImageGenerator(nn.Module):

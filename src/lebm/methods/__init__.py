@@ -129,4 +129,4 @@ def goes_on(way: Fresh, e: Tensor, first: int) -> tuple[Tensor, int]:
     if not isinstance(way, Persistent) or not way.filled():
         return way.start(e), 1
     at = first + torch.arange(len(e), device=way.z.device)
-    return way.z[at % way.filled()].to(e.dtype), 1 + first // way.filled()
+    return way.z[at % way.filled()].to(e.dtype), 1 + (first + len(e) - 1) // way.filled()

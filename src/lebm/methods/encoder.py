@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lebm.config import Config, TextGenerator, hidden_layers
+from lebm.config import Config, TextGenerator, default_widths, hidden_layers
 from lebm.errors import ConfigError
-from lebm.generators.image import default_widths
 from lebm.prior import log_normal
 from lebm.words import lengths
 
