@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lebm import results, tables
+from lebm import published, results, tables
 from lebm.config import resolve
 from lebm.errors import UserError
 
@@ -124,6 +124,15 @@ def test_the_learned_prior(place):
     assert row(written(place)[1], "`svhn-best`, samples from a mixture of Gaussians instead of its learned prior")[1] == "32.00"
 
 
+def test_settings_other_than_the_presets_are_said(place):
+    as_preset, other = result("svhn-gaussian", {"fid": 44.0}), result("svhn-gaussian", {"fid": 45.0})
+    as_preset["config"] = resolve("svhn-gaussian", ["training.steps=9", "seed=4", "learning.encoder_rate=1"]).to_dict()  # it has no encoder
+    other["config"] = resolve("svhn-gaussian", ["learning.decay=0.5", "generator.sigma=0.2"]).to_dict()
+    put(place, svhn_gaussian=as_preset, svhn_other=other)
+    cell = row(written(place)[1], "**lebm**, N(0, I) as prior")[1]
+    assert cell.count("; ") == 1 and "; generator.sigma 0.2, learning.decay 0.5</sub>" in cell
+
+
 def test_speed_digits_and_calibration(place):
     times = {
         "listing_ms": 104.3,
@@ -172,7 +181,7 @@ def test_pictures_are_shown_where_they_are(place):
 
 
 def test_anomaly_detection_has_a_table_of_its_own(place):
-    digits = tables.ANOMALY_DIGITS
+    digits = published.ANOMALY_DIGITS
     auprc = {d: {"mean": 0.9 + int(d) / 1000, "spread": 0.0123} for d in digits if d != "9"}
     seeds = [{"seed": s, "digit": int(d)} for d in digits for s in (1, 2, 3)]
     chance = dict.fromkeys(digits, 0.388)

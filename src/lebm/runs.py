@@ -107,7 +107,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _continued(old: Config, new: Config, path: Path) -> Config:
-    a, b = _flat(old.to_dict()), _flat(new.to_dict())
+    a, b = flat(old.to_dict()), flat(new.to_dict())
     changed = [k for k in a if a[k] != b[k] and k not in FREE_ON_RESUME]
     if changed:
         k = changed[0]
@@ -118,8 +118,9 @@ def _continued(old: Config, new: Config, path: Path) -> Config:
     return resolve(merge(old.to_dict(), new.to_dict()))
 
 
-def _flat(values: dict, where: str = "") -> dict:
+def flat(values: dict, where: str = "") -> dict:
+    """Nested mappings with dotted keys instead."""
     out = {}
     for k, v in values.items():
-        out.update(_flat(v, f"{where}{k}.") if isinstance(v, dict) else {where + k: v})
+        out.update(flat(v, f"{where}{k}.") if isinstance(v, dict) else {where + k: v})
     return out

@@ -1,6 +1,6 @@
 """results/*.json -> the tables of README.md and docs/results.md: `make results` (python -m lebm.tables, in the repository's root).
 
-No number of ours is typed by hand: what has no result file is left out. Published numbers stand here with their source.
+No number of ours is typed by hand: what has no result file is left out. Published numbers stand in lebm.published.
 """
 
 from __future__ import annotations
@@ -8,76 +8,34 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lebm import checkpoint
-from lebm.config import BASES
+from lebm.config import BASES, preset_names, resolve
 from lebm.errors import UserError
+from lebm.published import (
+    ABLATIONS,
+    ANOMALY,
+    ANOMALY_DIGITS,
+    BASELINES,
+    COLUMNS,
+    KNOWN_FIDS,
+    PAPER,
+    PAPER_TEXT,
+    PAPER_UPDATES,
+    TABLE_1,
+    TABLE_2,
+    TEXT_COLUMNS,
+)
 from lebm.results import KEYS
+from lebm.runs import FREE_ON_RESUME, flat
 
 SIDE_BY_SIDE = "side-by-side"  # results.side_by_side
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 Results = Mapping[str, Mapping[str, Any]]  # file name without .json -> what it holds
 
-# --- published --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Published:
-    """Rows of Table 1: data set -> (MSE, FID) as printed in the source, "-" where it says nothing."""
-
-    method: str
-    source: str
-    numbers: Mapping[str, tuple[str, str]]
-
-
-PAPER = "[Pang et al. 2020](https://arxiv.org/abs/2006.08205)"
-COLUMNS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "celeba64": "CelebA 64x64"}
-
-
-def _row(method: str, source: str, svhn: tuple[str, str], cifar10: tuple[str, str], celeba64: tuple[str, str]) -> Published:
-    return Published(method, source, {"svhn": svhn, "cifar10": cifar10, "celeba64": celeba64})
-
-
-BASELINES = (
-    _row("VAE", PAPER, ("0.019", "46.78"), ("0.057", "106.37"), ("0.021", "65.75")),
-    _row("two-stage VAE", PAPER, ("0.019", "42.81"), ("0.056", "72.90"), ("0.021", "44.40")),
-    _row("RAE", PAPER, ("0.014", "40.02"), ("0.027", "74.16"), ("0.018", "40.95")),
-    _row("short-run inference, five layers", PAPER, ("0.011", "35.23"), ("-", "-"), ("0.015", "47.95")),
-)
-TABLE_1 = (
-    _row("the paper", PAPER, ("0.008", "29.44"), ("0.020", "70.15"), ("0.013", "37.87")),
-    _row("multi-stage density ratios", "Xiao and Han 2022", ("0.004", "26.19"), ("-", "65.01"), ("0.009", "35.38")),
-    _row("joint prior on a ladder generator", "Cui, Wu and Han 2023", ("0.008", "24.16"), ("-", "63.42"), ("0.004", "32.15")),
-    _row("diffusion-amortised chains", "Yu et al. 2023", ("0.002", "18.76"), ("0.015", "57.72"), ("0.005", "30.83")),
-)
-ANOMALY_DIGITS = ("1", "4", "5", "7", "9")
-ANOMALY = (  # AUPRC with each digit as the anomaly, as printed in the source
-    ("VAE", PAPER, (".063", ".337", ".325", ".148", ".104")),
-    ("MEG", PAPER, (".281", ".401", ".402", ".290", ".342")),
-    ("BiGAN-sigma", PAPER, (".287", ".443", ".514", ".347", ".307")),
-    ("the paper", PAPER, (".336", ".630", ".619", ".463", ".413")),
-    ("multi-stage density ratios", "Xiao and Han 2022", (".531", ".729", ".742", ".620", ".499")),
-    ("diffusion-amortised chains", "Yu et al. 2023", (".684", ".911", ".939", ".801", ".705")),
-    ("joint prior on a ladder generator", "Cui, Wu and Han 2023", (".722", ".949", ".980", ".941", ".935")),
-)
-PAPER_UPDATES = 70_000  # "about"
-TEXT_COLUMNS = {"snli": "SNLI", "ptb": "PTB", "yahoo": "Yahoo"}
-TABLE_2 = (  # FPPL / RPPL / NLL, in the order of TEXT_COLUMNS
-    ("real text", "23.53 / - / -", "100.36 / - / -", "60.04 / - / -"),
-    ("SA-VAE", "39.03 / 46.43 / 33.56", "147.92 / 210.02 / 101.28", "128.19 / 148.57 / 326.70"),
-    ("FB-VAE", "39.19 / 43.47 / 28.82", "145.32 / 204.11 / 92.89", "123.22 / 141.14 / 319.96"),
-    ("ARAE", "44.30 / 82.20 / 28.14", "165.23 / 232.93 / 91.31", "158.37 / 216.77 / 320.09"),
-    ("the paper", "27.81 / 31.96 / 28.90", "107.45 / 181.54 / 91.35", "80.91 / 118.08 / 321.18"),
-)
-PAPER_TEXT = {"snli": 100_000, "ptb": 42_068, "yahoo": 100_000}  # training sentences behind the published numbers
-ABLATIONS = (("learned prior", "29.44"), ("N(0, I), the same generator", "43.39"), ("K0 = 80", "28.32"), ("K1 = 60", "26.13"), ("ngf = 128", "26.95"))
 LONG_RUN = "long_run_ratio"  # the metric that tells a long-run test from an evaluation
-KNOWN_FIDS = {("cifar10:train", "cifar10:test"): "3.15"}  # what FID implementations agree on
-
-# --- our own ----------------------------------------------------------------------------------------------------------
 
 KINDS = {
     "": "the paper's settings",
@@ -164,7 +122,24 @@ def seeds(result: Mapping[str, Any]) -> int:
 def length(result: Mapping[str, Any]) -> str:
     """In small print beside a number: which checkpoint, how many updates and seeds."""
     count = seeds(result)
-    return f"<br><sub>{checkpoint_word(result)} checkpoint, {updates(result)}, {count} seed{'s' * (count > 1)}</sub>"
+    return f"<br><sub>{checkpoint_word(result)} checkpoint, {updates(result)}, {count} seed{'s' * (count > 1)}{unlike(result)}</sub>"
+
+
+def unlike(result: Mapping[str, Any]) -> str:
+    """; KEY VALUE, ...: where a result was learned with other settings than the preset of its name has now."""
+    name, config = str(result["experiment"]).removesuffix("-long-run"), result["config"] or {}
+    if name not in preset_names():
+        return ""
+    draw = config.get("draw") or {}
+    idle = [
+        part
+        for part, used in (("flow", draw.get("prior") in ("flow", "warm")), ("encoder", draw.get("posterior") in ("amortised", "warm")))
+        if not used
+    ]
+    unused = tuple(f"{part}." for part in idle) + tuple(f"learning.{part}_rate" for part in idle)
+    was, now = flat(config), flat(resolve(name).to_dict())
+    changed = [f"{k} {was[k]}" for k in now if k in was and was[k] != now[k] and k not in (*FREE_ON_RESUME, "seed") and not k.startswith(unused)]
+    return f"; {', '.join(changed)}" if changed else ""
 
 
 def checkpoint_word(result: Mapping[str, Any]) -> str:
@@ -288,7 +263,7 @@ def ablation(results: Results, to_results: str) -> str:
         if column(r) == "svhn":
             link = f"[{name}.json]({to_results}{name}.json)"
             if kind(r) in ("", "gaussian"):
-                rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'} ({link})", number(r, "fid", 2)])
+                rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'}{unlike(r)} ({link})", number(r, "fid", 2)])
             if "fid_gaussian" in r["metrics"]:
                 what = f"`{r['experiment']}`, samples from {base(r)} instead of its learned prior"
                 rows.append([f"**lebm**, {what} ({link})", number(r, "fid_gaussian", 2)])
@@ -365,7 +340,7 @@ def long_runs(results: Results, to_results: str) -> str:
             file = f"[{name}.json]({to_results}{name}.json)"
             rows.append(
                 [
-                    f"`{r['experiment']}`, an energy over {base(r)}",
+                    f"`{r['experiment']}`, an energy over {base(r)}{unlike(r)}",
                     *shown,
                     number(r, LONG_RUN, 2),
                     f"{how['passes_at']:g}",

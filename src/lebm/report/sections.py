@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lebm import figures, tables
+from lebm import figures, published, tables
 from lebm.report.charts import Series, lines
 from lebm.report.folder import Folder, flatten
 
@@ -255,7 +255,7 @@ def paper(folder: Folder) -> dict[str, str]:
         found = tables.column(folder.result)
     except (KeyError, AttributeError, TypeError):
         return {}
-    return dict(zip(("mse_100", "fid"), tables.TABLE_1[0].numbers[found], strict=True)) if found else {}
+    return dict(zip(("mse_100", "fid"), published.TABLE_1[0].numbers[found], strict=True)) if found else {}
 
 
 def metric_row(name: str, value: Any, error: Any = None, published: Mapping[str, str] | None = None) -> str:
