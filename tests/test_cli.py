@@ -342,7 +342,7 @@ def test_an_existing_run_is_not_overwritten(refused, run):
 
 def test_the_demo(ok, monkeypatch, call, rough_log_z):
     small = resolve("digits", [f"{k}={v}" for k, v in TINY.items()])
-    monkeypatch.setattr(cli, "resolve", lambda name: small)
+    monkeypatch.setattr(cli.learn, "resolve", lambda name: small)
     for _ in range(2):  # the second time it finds its run and measures it again
         said = ok("demo", "--run", "demo")
         assert "frechet_gaussian" in said.out and "from N(0, I)" in said.out

@@ -12,12 +12,12 @@ from torch import nn
 
 from lebm.config import Chain, Chains, Encoder, Flow, Learning, preset_names, resolve
 from lebm.errors import ConfigError, DataError
+from lebm.health import diverged, frozen
 from lebm.learn import describe, learn_step, make_optimizer
 from lebm.methods import Fresh, Persistent, Proposed, follow, goes_on, imitate
 from lebm.methods.encoder import HIGHEST, LOWEST, FlatNet, GaussianEncoder, ImageNet
 from lebm.methods.flow import SplineFlow
 from lebm.model import LatentEBM
-from lebm.training import diverged, frozen
 
 zuko = pytest.importorskip("zuko")
 TINY = ["nz=4", "prior.width=8", "generator.ngf=3", "encoder.width=2", "flow.width=8", "flow.layers=2", "draw.chains=20", "training.batch=10"]

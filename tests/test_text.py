@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lebm
-from lebm import collapse
+from lebm import health
 from lebm.config import TextGenerator as Section
 from lebm.config import resolve
 from lebm.data import DATASETS, SentenceBatches, load
@@ -369,7 +369,7 @@ def test_active_units_and_information_of_a_known_posterior():
     g, n = torch.Generator().manual_seed(4), 4000
     mean = torch.randn(n, 3, generator=g, dtype=torch.float64) * torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
     a, b = (mean + torch.randn(n, 3, generator=g, dtype=torch.float64) * 0.5 for _ in range(2))
-    found = collapse.shared_variance(a, b)
+    found = health.shared_variance(a, b)
     assert found["active_units"] == 2
     rho = torch.tensor([0.25 / 0.5, 1 / 1.25])
     assert found["z_information"] == pytest.approx(float(-0.5 * torch.log(1 - rho).sum()), abs=0.1)
@@ -377,9 +377,9 @@ def test_active_units_and_information_of_a_known_posterior():
 
 def test_collapse_is_said_in_words():
     row = {"step": 1000, "z_share": 0.001, "z_gain": 0.03, "active_units": 3.0}
-    assert "the posterior has collapsed" in next(collapse.warnings(row))
-    assert "no unit of z is active" in next(collapse.warnings(row | {"z_share": 0.2, "active_units": 0.0}))
-    assert not list(collapse.warnings(row | {"z_share": 0.2})) and not list(collapse.warnings(row | {"step": 10}))
+    assert "the posterior has collapsed" in next(health.collapsed(row))
+    assert "no unit of z is active" in next(health.collapsed(row | {"z_share": 0.2, "active_units": 0.0}))
+    assert not list(health.collapsed(row | {"z_share": 0.2})) and not list(health.collapsed(row | {"step": 10}))
 
 
 def test_trading_z_costs_nothing_where_the_generator_ignores_it():
@@ -391,7 +391,7 @@ def test_trading_z_costs_nothing_where_the_generator_ignores_it():
     step = learn_step(
         model, x, make_optimizer(model, config.learning.__class__(generator_rate=0.0)), config.chains, config.learning, torch.Generator()
     )
-    assert collapse.explained(model, step, x)["z_share"] == pytest.approx(0, abs=1e-6)
+    assert health.explained(model, step, x)["z_share"] == pytest.approx(0, abs=1e-6)
 
 
 def test_other_kinds_are_asked_in_a_sentence():

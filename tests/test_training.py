@@ -18,9 +18,10 @@ from lebm import training
 from lebm.config import resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate
+from lebm.health import diverged, exploded, frozen
 from lebm.log import Log, progress_bar, read
 from lebm.model import LatentEBM
-from lebm.training import diverged, exploded, frozen, train
+from lebm.training import train
 
 TINY = [
     "generator.ngf=4",

@@ -149,12 +149,12 @@ def test_inference_is_timed_against_chains_of_equal_error(monkeypatch):
             return z.sqrt()
 
     monkeypatch.setattr(speed, "FIRST", 5)
-    numbers, how = speed.inference(Known(), torch.zeros(4, 1), 0, None, lambda *_: None)
+    numbers, how = speed.inference(Known(), torch.zeros(4, 1), 0, None, None, lambda *_: None)
     assert calls == [(None, None), (None, None), ("langevin", 4), ("langevin", 8), ("langevin", 16), ("langevin", 32)]
     assert how["mse"] == pytest.approx(0.5) and how["chains_mse"] == pytest.approx(10 / 32) and how["by"] == "amortised"
     assert numbers["infer_ratio"] == pytest.approx(numbers["infer_chains_ms"] / numbers["infer_ms"])
     monkeypatch.setattr(speed, "MOST", 8)
-    assert "still a larger error" in speed.inference(Known(), torch.zeros(4, 1), 0, None, lambda *_: None)[1]["chains"]
+    assert "still a larger error" in speed.inference(Known(), torch.zeros(4, 1), 0, None, None, lambda *_: None)[1]["chains"]
 
 
 def test_speed_of_a_run(runs):

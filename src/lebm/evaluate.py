@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import Tensor
 from lebm import checkpoint, figures, report, results, text_metrics
 from lebm import statistics as stats
 from lebm.compare import inception
-from lebm.data import Splits, data_root
+from lebm.data import data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
+from lebm.evaluation import LONG, Evaluation, Metric, Numbers
 from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
 from lebm.likelihood import bits_per_dimension, log_likelihood, log_z
@@ -33,51 +34,15 @@ from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import CHUNK, LatentEBM, load
 from lebm.rng import stream
 from lebm.speed import inference, iteration_ms
-from lebm.text_metrics import Metric, Numbers
 from lebm.training import fitting_threads, pick_device, refuse_handed_in
 
 SHOWN = 64  # pictures in a grid
 MOST_PIXELS = 1024  # beyond, the Fréchet distance of raw pixels takes minutes to hours and says little; ask for it by name
 SPLITS = ("train", "test", "validation")
-HELD_OUT = 2000  # training rows on which settings may be chosen; a tenth of a set with less than ten times as many
 FOR_FRECHET, FOR_FID, FOR_CHOOSING = 10_000, 50_000, 10_000  # samples, where the caller names no number
 FOR_SPEED = 1000  # images
 FOR_LIKELIHOOD = 100  # test images, where the caller names no number
 PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is published
-
-
-@dataclass
-class Evaluation:
-    """What a metric may look at. It says in `protocol` how it measured."""
-
-    model: LatentEBM
-    splits: Splits  # all rows, also where data.limit kept some from the run
-    samples: int | None = None  # None: as many as the metric is published with
-    seed: int = 0
-    split: str = "train"
-    limit: int | None = None  # test images for mse; None: all
-    bar: Callable[[str], Any] = lambda what: progress_bar(None, what)
-    features: Features | None = None
-    cache: Path | None = None
-    content: str | None = None  # sha256 of all training images
-    prior_by: str | None = None  # ways to draw z; None: the run's own
-    posterior_by: str | None = None
-    protocol: dict[str, Any] = field(default_factory=dict)
-    kept: dict[Any, Any] = field(default_factory=dict)  # what several metrics look at and one of them has made
-
-    @property
-    def train(self) -> Tensor:
-        """The rows that the run learned from."""
-        return self.splits.train[: self.model.config.data.limit]
-
-    @property
-    def test(self) -> Tensor:
-        return self.splits.test
-
-    def held_out(self) -> Tensor:
-        """The last training rows. Whether the run learned from them too, data.limit says."""
-        n = len(self.splits.train)
-        return self.splits.train[n - max(1, min(HELD_OUT, n // 10)) :]
 
 
 def evaluate(
@@ -266,12 +231,12 @@ def fid_reconstruction(ev: Evaluation) -> Numbers:
     """The same of reconstructions: what the generator would give if the prior were what the posterior draws are."""
     images, part = _reference(ev)
     images = images[: _how_many(ev)]
-    drawing = ev.model.drawing("posterior", ev.posterior_by)
+    drawing = ev.model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
     ev.protocol.update(reconstructed=f"the first {len(images)} {part} images", **drawing.protocol())
 
     def drawn(update: Any) -> Iterator[Tensor]:
         for i, rows in enumerate(images.split(CHUNK)):
-            z = ev.model.infer(as_floats(rows), ev.seed + i, shared_noise=False, by=ev.posterior_by)
+            z = ev.model.infer(as_floats(rows), ev.seed + i, ev.posterior_steps(), shared_noise=False, by=ev.posterior_by)
             yield to_pixels(ev.model.decode(z))
             update(min((i + 1) * CHUNK, len(images)), len(images))
 
@@ -318,7 +283,7 @@ def mse(ev: Evaluation) -> Numbers:
     """Reconstruction error on all test images with the training K1 and with 100 posterior steps; one of the two where draws have no chain."""
     choosing, chain, limit = ev.split == "validation", ev.model.config.chains.posterior, ev.model.config.data.limit
     own, by = ev.model.config.draw.posterior, ev.posterior_by or ev.model.config.draw.posterior
-    lengths: dict[str, int | None] = {"mse": None, "mse_100": 100}
+    lengths: dict[str, int | None] = {"mse": None, "mse_100": LONG}
     if by in ALONE:
         del lengths["mse_100"]
     elif own in ALONE:
@@ -347,7 +312,7 @@ def speed(ev: Evaluation) -> Numbers:
     """Milliseconds a learning iteration and an inferred image takes, the latter beside chains from N(0, I) of equal error."""
     x = as_floats((ev.held_out() if ev.split == "validation" else ev.test)[: ev.limit or FOR_SPEED])
     with ev.bar("chains of equal error") as update:
-        numbers, how = inference(ev.model, x, ev.seed, ev.posterior_by, update)
+        numbers, how = inference(ev.model, x, ev.seed, ev.posterior_by, ev.posterior_steps(), update)
     ev.protocol.update(how)
     return {"iteration_ms": iteration_ms(ev.model, ev.train[: ev.model.config.training.batch]), **numbers}
 
@@ -424,7 +389,7 @@ def _draw_images(ev: Evaluation, folder: Path) -> None:
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, by=ev.prior_by)), columns=8), folder / "samples.png")
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0, by="langevin")), columns=8), folder / "samples-gaussian.png")
     originals = ev.test[: SHOWN // 2]
-    chosen = model.drawing("posterior", ev.posterior_by, 100 if model.config.draw.posterior in ALONE and ev.posterior_by == "langevin" else None)
+    chosen = model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
     x_hat = model.reconstruct(as_floats(originals), ev.seed, chosen.chain.steps, by=chosen.by)
     shown = originals if originals.dtype == torch.uint8 else to_pixels(originals)
     figures.save(figures.pairs(shown, to_pixels(x_hat), columns=8), folder / "reconstructions.png")

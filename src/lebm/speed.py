@@ -24,7 +24,7 @@ def iteration_ms(model: LatentEBM, rows: Tensor) -> float:
 
 
 def inference(
-    model: LatentEBM, x: Tensor, seed: int, by: str | None, update: Callable[[int, int], None]
+    model: LatentEBM, x: Tensor, seed: int, by: str | None, steps: int | None, update: Callable[[int, int], None]
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Milliseconds an image by the chosen way, and by chains from N(0, I) doubled until they reconstruct no worse."""
 
@@ -34,17 +34,17 @@ def inference(
         ms = 1e3 * (time.perf_counter() - begun) / len(x)
         return mean_squared_error(x, model.decode(z).cpu()), ms
 
-    drawing = model.drawing("posterior", by)
-    reconstructed(None, by)  # warms up
-    error, own = reconstructed(None, by)
+    drawing = model.drawing("posterior", by, steps)
+    reconstructed(steps, by)  # warms up
+    error, own = reconstructed(steps, by)
     how = {"images": len(x), **drawing.protocol(), "mse": error, "code_path": "reference"}
     if drawing.by == "langevin":
         return {"infer_ms": own, "infer_chains_ms": None, "infer_ratio": None}, how
-    steps, again, other = FIRST // 2, math.inf, 0.0
-    while again > error and steps < MOST:
-        steps *= 2
-        again, other = reconstructed(steps, "langevin")
-        update(steps, MOST)
+    longer, again, other = FIRST // 2, math.inf, 0.0
+    while again > error and longer < MOST:
+        longer *= 2
+        again, other = reconstructed(longer, "langevin")
+        update(longer, MOST)
     what = "no larger error" if again <= error else "still a larger error"
-    how |= {"chains": f"from N(0, I), doubled from {FIRST} to {steps} steps: {what}", "chains_mse": again}
+    how |= {"chains": f"from N(0, I), doubled from {FIRST} to {longer} steps: {what}", "chains_mse": again}
     return {"infer_ms": own, "infer_chains_ms": other, "infer_ratio": other / own}, how

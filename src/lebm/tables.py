@@ -263,7 +263,9 @@ def ablation(results: Results, to_results: str) -> str:
         if column(r) == "svhn":
             link = f"[{name}.json]({to_results}{name}.json)"
             if kind(r) in ("", "gaussian"):
-                rows.append([f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'}{unlike(r)} ({link})", number(r, "fid", 2)])
+                rows.append(
+                    [f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'}{unlike(r)} ({link})", number(r, "fid", 2)]
+                )
             if "fid_gaussian" in r["metrics"]:
                 what = f"`{r['experiment']}`, samples from {base(r)} instead of its learned prior"
                 rows.append([f"**lebm**, {what} ({link})", number(r, "fid_gaussian", 2)])

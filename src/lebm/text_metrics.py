@@ -10,14 +10,15 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lebm import checkpoint, collapse
+from lebm import checkpoint, health
 from lebm.errors import CheckpointError, DataError
+from lebm.evaluation import Evaluation, Metric, Numbers
 from lebm.generators.text import TextGenerator
 from lebm.likelihood import log_likelihood, log_z
 from lebm.metrics.language_model import LanguageModel, Recipe, fit
@@ -29,11 +30,8 @@ SEED = 0  # of the language models: a judge does not change with the samples
 ESTIMATED, WORDS = 100, 2500  # test sentences behind nll_estimate, and words in them, where the caller names no number
 SHOWN = 20  # sentences in the report
 
-Numbers = dict[str, float | None]
-Metric = Callable[[Any], Numbers | Iterator[Numbers]]  # of an evaluation; one that takes long gives its numbers as they come
 
-
-def real_ppl(ev: Any) -> Numbers:
+def real_ppl(ev: Evaluation) -> Numbers:
     """The perplexity of real test sentences under a language model of real training sentences: the calibration of the judge."""
     judge, how = _judge(ev)
     x, what = _real(ev)
@@ -41,7 +39,7 @@ def real_ppl(ev: Any) -> Numbers:
     return {"real_ppl": judge.perplexity(x)}
 
 
-def fppl(ev: Any) -> Numbers:
+def fppl(ev: Evaluation) -> Numbers:
     """Forward: the perplexity of the run's sentences under a language model of real sentences. With it, that of real ones, and how many
     of the run's are copies."""
     real = real_ppl(ev)
@@ -57,7 +55,7 @@ def copied(x: Tensor, train: Tensor) -> float:
     return sum(tuple(row[row != PAD].tolist()) in known for row in x) / len(x)
 
 
-def fppl_gaussian(ev: Any) -> Numbers:
+def fppl_gaussian(ev: Evaluation) -> Numbers:
     """The same with z from N(0, I) itself, through the same generator: what the learned prior buys."""
     judge, how = _judge(ev)
     x = generated(ev, 0, "langevin")
@@ -65,7 +63,7 @@ def fppl_gaussian(ev: Any) -> Numbers:
     return {"fppl_gaussian": judge.perplexity(x)}
 
 
-def rppl(ev: Any) -> Numbers:
+def rppl(ev: Evaluation) -> Numbers:
     """Reverse: the perplexity of real test sentences under a language model of the run's sentences."""
     x, (real, what) = generated(ev), _real(ev)
     valid = ev.splits.validation
@@ -75,20 +73,20 @@ def rppl(ev: Any) -> Numbers:
     return {"rppl": judge.perplexity(real)}
 
 
-def nll(ev: Any) -> Iterator[Numbers]:
+def nll(ev: Evaluation) -> Iterator[Numbers]:
     """-log p(x|z) at z inferred as in learning and how much z tells; then, which takes longer, an estimate of -log p(x). Nats a sentence."""
     model, (x, what) = ev.model, _real(ev)
     x = x[: ev.limit]
-    drawing = model.drawing("posterior", ev.posterior_by)
+    drawing = model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
     draws = []
     for again in (0, 1):  # two independent draws: the second is for the count of active units
         with ev.bar("inferring" if not again else "inferring once more") as update:
-            draws.append(model.infer(x, ev.seed + 1000 * again, shared_noise=False, progress=update, by=ev.posterior_by))
+            draws.append(model.infer(x, ev.seed + 1000 * again, ev.posterior_steps(), shared_noise=False, progress=update, by=ev.posterior_by))
     ev.protocol.update(
         sentences=f"{'the first' if ev.limit else 'all'} {len(x)} {what}", **drawing.protocol(), chain=dataclasses.asdict(drawing.chain)
     )
     reconstruction = float(model.nll(x, draws[0]).double().mean())
-    told = collapse.shared_variance(draws[0].double(), draws[1].double())
+    told = health.shared_variance(draws[0].double(), draws[1].double())
     yield {"nll_reconstruction": reconstruction, "active_units": None, "z_information": None, **told}
     with ev.bar("annealing for log Z") as update:
         z = log_z(model.prior, seed=ev.seed, progress=update)
@@ -116,7 +114,7 @@ METRICS: dict[str, Metric] = {
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-def generated(ev: Any, steps: int | None = None, by: str | None = None) -> Tensor:
+def generated(ev: Evaluation, steps: int | None = None, by: str | None = None) -> Tensor:
     """As many sentences of the run as its training split has: ancestral sampling at temperature 1. Drawn once for all metrics."""
     n, by = ev.samples or len(ev.splits.train), by or ev.prior_by
     key = (n, ev.seed, steps, by)
@@ -127,7 +125,7 @@ def generated(ev: Any, steps: int | None = None, by: str | None = None) -> Tenso
     return found
 
 
-def _sampled(ev: Any, x: Tensor, steps: int | None = None, by: str | None = None) -> dict[str, Any]:
+def _sampled(ev: Evaluation, x: Tensor, steps: int | None = None, by: str | None = None) -> dict[str, Any]:
     g = ev.model.text()
     cut = int((lengths(x) == g.config.length + 1).sum())
     return {
@@ -140,7 +138,7 @@ def _sampled(ev: Any, x: Tensor, steps: int | None = None, by: str | None = None
     }
 
 
-def _real(ev: Any) -> tuple[Tensor, str]:
+def _real(ev: Evaluation) -> tuple[Tensor, str]:
     if ev.split != "validation":
         return ev.test, "test sentences"
     if ev.splits.validation is None:
@@ -148,21 +146,21 @@ def _real(ev: Any) -> tuple[Tensor, str]:
     return ev.splits.validation, "validation sentences"
 
 
-def _size(ev: Any) -> int:
+def _size(ev: Evaluation) -> int:
     return ev.model.text().size
 
 
 # --- the judge of real text -------------------------------------------------------------------------------------------
 
 
-def _judge(ev: Any) -> tuple[LanguageModel, dict[str, Any]]:
+def _judge(ev: Evaluation) -> tuple[LanguageModel, dict[str, Any]]:
     """The language model of the real training sentences, read if it was made before."""
     if "judge" not in ev.kept:
         ev.kept["judge"] = _read_judge(ev) or _make_judge(ev)
     return ev.kept["judge"]
 
 
-def _path(ev: Any) -> Any:
+def _path(ev: Evaluation) -> Any:
     if ev.cache is None:
         return None
     valid = "" if ev.splits.validation is None else content_hash(ev.splits.validation)
@@ -170,7 +168,7 @@ def _path(ev: Any) -> Any:
     return ev.cache / f"language-model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
 
 
-def _read_judge(ev: Any) -> tuple[LanguageModel, dict[str, Any]] | None:
+def _read_judge(ev: Evaluation) -> tuple[LanguageModel, dict[str, Any]] | None:
     path = _path(ev)
     if path is None or not path.is_file():
         return None
@@ -182,7 +180,7 @@ def _read_judge(ev: Any) -> tuple[LanguageModel, dict[str, Any]] | None:
     return None
 
 
-def _make_judge(ev: Any) -> tuple[LanguageModel, dict[str, Any]]:
+def _make_judge(ev: Evaluation) -> tuple[LanguageModel, dict[str, Any]]:
     valid = ev.splits.validation
     with ev.bar("a language model of real sentences") as update:
         model, history = fit(ev.splits.train, valid, _size(ev), RECIPE, SEED, ev.model.device, update)
@@ -203,12 +201,12 @@ def _recipe(history: list[float], valid: Tensor | None) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def shown(ev: Any) -> dict[str, Any]:
+def shown(ev: Evaluation) -> dict[str, Any]:
     """Sentences of the learned prior, of N(0, I), and test sentences beside their reconstructions."""
     model = ev.model
     g: TextGenerator = model.text()
     x = _real(ev)[0][:SHOWN]
-    z = model.infer(x, ev.seed, by=ev.posterior_by)
+    z = model.infer(x, ev.seed, ev.posterior_steps(), by=ev.posterior_by)
     return {
         "samples": g.to_text(model.sample_words(SHOWN, ev.seed, by=ev.prior_by)),
         "samples_gaussian": g.to_text(model.sample_words(SHOWN, ev.seed, 0, by="langevin")),

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lebm import checkpoint, collapse, fast
-from lebm.config import Chains, Config, resolve
+from lebm import checkpoint, fast, health
+from lebm.config import Config, resolve
 from lebm.data import Batches, SentenceBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
@@ -31,13 +31,6 @@ from lebm.runs import Run, check_run, started
 from lebm.state import TrainingState
 from lebm.words import from_sentences
 
-# Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
-MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
-# Root mean square displacement a coordinate under which a chain is called frozen (the paper's move by 0.4 and more),
-# and spread over the batch under which it has collapsed to a point.
-FROZEN, COLLAPSED = 0.02, 0.02
-NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
-APART = 30.0  # nats between f at posterior and at prior draws; healthy runs stay below 20
 HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.train
 
 
@@ -228,9 +221,9 @@ class Loop:
             checkpoint_now = last or state.step % config.checkpoint_every == 0
             if state.step % config.log_every == 0 or checkpoint_now:
                 row = {"step": state.step, "epoch": epoch, **describe(seen, state.model, as_floats(rows))}
-                if collapse.watched(state.model):
-                    row |= collapse.explained(state.model, seen, rows)
-                    row |= collapse.active_units(state.model, self.batches.images) if checkpoint_now else {}
+                if health.reads_words(state.model):
+                    row |= health.explained(state.model, seen, rows)
+                    row |= health.active_units(state.model, self.batches.images) if checkpoint_now else {}
                 now = time.monotonic()  # describe waited for the device
                 row["steps_per_second"] = (state.step - marked[1]) / max(now - marked[0], 1e-9)
                 state.seconds = before + now - started
@@ -249,7 +242,7 @@ class Loop:
 
     def _watch(self, row: dict[str, Any], weights_too: bool) -> None:
         """Log the row; stop on divergence; say once when a chain is frozen or collapsed."""
-        trouble = diverged(row) or (exploded(self.state.largest_weight()) if weights_too else None)
+        trouble = health.diverged(row) or (health.exploded(self.state.largest_weight()) if weights_too else None)
         if self.log:
             self.log.row({k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
             if trouble:
@@ -258,7 +251,7 @@ class Loop:
             good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
             kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
             raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
-        for warning in (*frozen(row, self.state.config.chains, self.batches.batch), *collapse.warnings(row)):
+        for warning in (*health.frozen(row, self.state.config.chains, self.batches.batch), *health.collapsed(row)):
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
@@ -298,74 +291,6 @@ def choose_engine(state: TrainingState, batches: Batches, warn: Callable[[str], 
             return learn_step(state.model, as_floats(rows), state.optimizer, config.chains, config.learning, state.rng)
 
     return reference
-
-
-def diverged(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the numbers of a log row, with advice; None when they are sane."""
-    advice = {
-        "f": "lower learning.prior_rate, or set learning.clip or learning.l2",
-        "z_neg": "lower chains.prior.step_size or learning.prior_rate",
-        "z_pos": "lower chains.posterior.step_size or first_steps, learning.generator_rate or learning.prior_rate, or set chains.posterior.bound; of images, raise generator.sigma",
-        "log_px": "lower learning.generator_rate or chains.posterior.step_size; of images, raise generator.sigma",
-        "encoder": "lower learning.encoder_rate, or set learning.clip or chains.posterior.bound",
-        "flow": "lower learning.flow_rate and learning.prior_rate, or set learning.clip or learning.l2: flow and energy play against each other",
-    }
-    for key, limit, hint in (  # chains first: where they run away, the energies follow
-        ("z_sq_neg", MAX_SQUARE, "z_neg"),
-        ("z_sq_pos", MAX_SQUARE, "z_pos"),
-        ("f_pos", MAX_ENERGY, "f"),
-        ("f_neg", MAX_ENERGY, "f"),
-        ("log_px", math.inf, "log_px"),
-        ("grad_prior", math.inf, "f"),
-        ("grad_generator", math.inf, "log_px"),
-        ("log_q_pos", MAX_LOG_Q, "encoder"),
-        ("grad_encoder", math.inf, "encoder"),
-        ("log_q_neg", MAX_LOG_Q, "flow"),
-        ("grad_flow", math.inf, "flow"),
-    ):
-        if key not in row:  # a run without that network
-            continue
-        value = row[key]
-        if not math.isfinite(value) or abs(value) > limit:
-            return f"{key} is {value:.4g}; {advice[hint]}"
-    return None
-
-
-def exploded(weights: Mapping[str, float]) -> str | None:
-    """The same for the largest weight of each network: a saturated generator gives finite numbers and learns nothing."""
-    for net, value in weights.items():
-        if not value <= MAX_WEIGHT:
-            return f"the largest weight of the {net} is {value:.4g}; lower learning.{net}_rate, or set learning.clip"
-    return None
-
-
-def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
-    """Chains that do not move, chains or networks that have collapsed: learning goes on, but its samples mean little."""
-    for name, kind in (("neg", "prior"), ("pos", "posterior")):
-        steps = getattr(chains, kind).steps
-        if steps and row[f"disp_{name}"] < FROZEN:
-            yield f"the {kind} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise chains.{kind}.step_size or .steps"
-        if row[f"z_spread_{name}"] < COLLAPSED and batch > 1:
-            yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
-    if row["step"] < SETTLED:
-        return
-    if abs(row["gap"]) > APART:
-        yield (
-            f"the prior's draws do not keep up with its energy: f differs by {row['gap']:+.3g} between posterior and prior draws; "
-            "lower learning.prior_rate, set learning.l2, or give the prior more steps (for a flow: raise learning.flow_rate)"
-        )
-    if batch == 1:
-        return
-    if row.get("q_spread_pos", math.inf) < COLLAPSED:
-        yield (
-            f"the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {row['q_spread_pos']:.2g}); "
-            "raise learning.encoder_rate, lower generator.sigma, or draw the posterior by warm with more steps"
-        )
-    if row.get("q_spread_neg", math.inf) < max(COLLAPSED, NARROW * row["z_spread_pos"]):
-        yield (
-            f"the flow has collapsed: its z spread by {row['q_spread_neg']:.2g}, those of the posterior by {row['z_spread_pos']:.2g}; "
-            "lower learning.prior_rate, raise learning.flow_rate, or draw the prior by warm or persistent"
-        )
 
 
 def _note(row: Mapping[str, Any]) -> str:

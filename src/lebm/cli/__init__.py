@@ -1,0 +1,70 @@
+"""The command line. Commands are small functions; nothing imports this package."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lebm.cli import learn, use, view
+from lebm.cli.common import app, say
+from lebm.errors import Diverged, Interrupted, UserError
+from lebm.version import __version__
+
+__all__ = ["app", "learn", "main", "use", "view"]  # the commands are in app since their modules were imported
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        print(f"lebm {__version__}")
+        raise typer.Exit
+
+
+def _run(command: Callable[[], Any]) -> int:
+    """Every way a command can end, as an exit code; a user's mistake is one sentence, not a traceback."""
+    try:
+        command()
+        sys.stdout.flush()
+        return 0
+    except (UserError, Diverged, Interrupted) as e:
+        say(f"error: {e}" if isinstance(e, UserError) else str(e))
+        return e.exit_code
+    except KeyboardInterrupt:
+        say("stopped at once; a run goes on from its last checkpoint with --resume")
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (MemoryError, RuntimeError) as e:
+        if not isinstance(e, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(e):
+            raise
+        say("error: the memory does not suffice; lower training.batch or generator.ngf, or give fewer images at a time")
+        return 2
+    except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space, then try again (a run goes on with --resume)" if full else "check the path and its permissions"
+        say(f"error: {e.strerror or e}{f' ({e.filename})' if e.filename else ''}; {advice}")
+        return 2
+
+
+def main() -> None:
+    code = 0
+
+    def command() -> None:
+        nonlocal code
+        code = app(standalone_mode=False) or 0
+
+    try:
+        sys.exit(_run(command) or code)
+    except Exception as e:  # typer's usage errors
+        show = getattr(e, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(getattr(e, "exit_code", 2))
