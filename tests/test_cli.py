@@ -647,6 +647,21 @@ def test_a_target_without_permission(refused, trained, monkeypatch):
     refused("evaluate", trained, "--result", "x.json", says=["--result", "not writable"])
 
 
+def test_options_that_would_do_nothing(refused, run, pictures, tmp_path):
+    refused("train", run, says=("is a run", "--resume", "--run"))
+    refused("train", run, "--resume", "--set", "training.steps=1", says=("updates already", "training.steps is 1"))
+    refused("train", "digits", "--dry-run", "--set", "data.name=foo", says=("no data set is called 'foo'",))
+    refused("train", "digits", "--dry-run", "--set", "generator.kind=text", says=("generator.kind is text",))
+    refused("sample", run, "-n", 2, "--out", "x.png", "--temperature", "0.5", says=("--temperature", "models of text"))
+    refused("sample", run, "-n", 10_001, "--out", "x.png", says=("-n is 10001", "--out FILE.npz"))
+    refused("score", run, "--input", pictures, "--out", "x.csv", "--normal", "nowhere", says=("--normal", "joint", "leave it out"))
+    refused("chains", run, "--steps", 5, "--result", "r.json", says=("--result", "--samples 10000"))
+    refused("chains", run, "--steps", 5, "--metric", "foo", says=("--metric is 'foo'", "fid or frechet"))
+    (tmp_path / "empty").mkdir()
+    refused("report", tmp_path / "empty", "--no-compute", says=("not a run folder",))
+    assert not list((tmp_path / "empty").iterdir()) and not Path("x.png").exists()
+
+
 def test_own_generator_is_for_python(refused, tmp_path):
     class Line(torch.nn.Module):
         def __init__(self):

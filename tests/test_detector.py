@@ -217,6 +217,16 @@ def test_a_damaged_or_foreign_file_is_refused(on_rows, on_images, rows, tmp_path
         small(random_state=np.random.RandomState(0)).fit(rows[0][:20]).save(tmp_path / "d.safetensors")
 
 
+def test_rows_too_far_off_for_a_score_are_anomalies(on_rows, rows, tmp_path):
+    far = np.full((1, rows[0].shape[1]), 1e160)
+    assert on_rows.decision_function(far) == np.inf and on_rows.predict(far) == 1 and on_rows.predict_proba(far)[0, 1] == 1
+    with pytest.raises(ValueError, match="column 0 of X is too large"):
+        small().fit(rows[0] * 1e300)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(CheckpointError, match="is a folder; give a .safetensors file"):
+        Detector.load(tmp_path / "run")
+
+
 # --- lebm score -------------------------------------------------------------------------------------------------------
 
 

@@ -224,6 +224,7 @@ def test_a_checkpoint_of_another_run(tmp_path):
 def test_a_checkpoint_with_the_right_sum_and_the_wrong_content(tmp_path, damage):
     run = tmp_path / "run"
     train(tiny("training.steps=2", "learning.ema=0.5"), run=run)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("steps: 2", "steps: 5"))
     tensors, state = checkpoint.load_latest(run / "checkpoints")
     if damage == "moments":
         tensors = {k: torch.zeros(2) if k.endswith("exp_avg") else v for k, v in tensors.items()}
@@ -238,6 +239,14 @@ def test_a_checkpoint_with_the_right_sum_and_the_wrong_content(tmp_path, damage)
     checkpoint.save(run / "checkpoints", 3, tensors, {k: v for k, v in state.items() if k not in ("file", "step")})
     with pytest.raises(CheckpointError, match="not a checkpoint of this run"):
         train(run, run=run, resume=True)
+
+
+def test_fewer_updates_than_there_are_leave_the_run_as_it_is(tmp_path):
+    train(tiny("training.steps=4"), run=tmp_path / "run")
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match=r"has 4 updates already; training.steps is 3"):
+        train(tiny("training.steps=3"), run=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 
 
 def test_a_damaged_config(tmp_path):

@@ -254,7 +254,7 @@ def test_progress_on_a_terminal(tmp_path):
         ("learning.generator_rate=1e6", "largest weight of the generator", "learning.generator_rate"),
         ("chains.prior.step_size=50", "z_sq_neg", "chains.prior.step_size"),
         ("chains.posterior.step_size=50", "z_sq_pos", "chains.posterior.step_size"),
-        ("generator.sigma=1e-30", "", ""),
+        ("generator.sigma=1e-6", "", ""),
     ],
 )
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, setting, quantity, advice):
@@ -564,7 +564,7 @@ def test_a_frozen_generator_keeps_its_weights_while_the_prior_learns(tmp_path, m
 
 def test_networks_that_do_not_fit_are_refused(tmp_path):
     train(tiny("training.steps=0"), run=tmp_path / "old")
-    with pytest.raises(ConfigError, match=r"training.start_from is .*old, which has generator = .*; this run has .*: make them equal"):
+    with pytest.raises(ConfigError, match=r"training.start_from is .*old, which has generator.sigma = 0.2; this run has 0.5: make them equal"):
         train(tiny(f"training.start_from={tmp_path / 'old'}", "generator.sigma=0.5"))
     with pytest.raises(CheckpointError, match="nowhere"):
         train(tiny("training.start_from=nowhere"))
@@ -575,3 +575,18 @@ def test_another_precision_than_asked_for_is_logged(tmp_path):
     train(tiny("precision=bfloat16", "training.steps=2"), run=tmp_path / "run", device="cpu")
     (said,) = (r for r in strict_rows(tmp_path / "run") if "warning" in r)
     assert said["step"] == 0 and "computes in float32" in said["warning"]
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "says"), [(None, None, "the configuration is a NoneType"), ("text-demo", [1, 2], "give a list of sentences")]
+)
+def test_what_train_cannot_take(source, data, says):
+    with pytest.raises((ConfigError, DataError), match=says):
+        train(source, data=data)
+
+
+def test_a_model_of_another_kind_is_no_start(tmp_path):
+    small = ["generator.hidden=4", "generator.embedding=4", "training.steps=0"]
+    train(resolve("text-demo", small), run=tmp_path / "words")
+    with pytest.raises(ConfigError, match="a model of kind text; this run learns one of kind image"):
+        train(tiny(f"training.start_from={tmp_path / 'words'}"))

@@ -138,8 +138,8 @@ def test_inference_is_timed_against_chains_of_equal_error(monkeypatch):
     calls = []
 
     class Known:
-        def drawing(self, kind, by):
-            return lebm.LatentEBM(resolve("digits", ["draw.posterior=amortised"])).drawing(kind, by)
+        def drawing(self, kind, by, steps):
+            return lebm.LatentEBM(resolve("digits", ["draw.posterior=amortised"])).drawing(kind, by, steps)
 
         def infer(self, x, seed, steps, shared_noise, by):
             calls.append((by, steps))

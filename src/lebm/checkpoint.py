@@ -87,7 +87,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def refuse_pickle(path: Path) -> None:
     """A pickle can run code when it is read; nothing here ever reads one."""
     if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; give a run folder or a .safetensors file")
+        what = "is a folder; give a .safetensors file" if path.is_dir() else "does not exist; give a run folder or a .safetensors file"
+        raise CheckpointError(f"{path} {what}")
     with open(path, "rb") as f:
         head = f.read(9)
     # A safetensors file begins with the length of its header, which may look like a pickle's first bytes, and then the header's brace.

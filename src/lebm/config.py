@@ -121,7 +121,7 @@ class Generator:
             (1 <= self.ngf <= 4096, "generator.ngf", self.ngf, "must be between 1 and 4096"),
             (1 <= self.base <= 16, "generator.base", self.base, "must be between 1 and 16"),
             (0 <= self.leak < 1, "generator.leak", self.leak, "must be at least 0 and below 1"),
-            (self.sigma > 0, "generator.sigma", self.sigma, "must be above 0"),
+            (1e-6 <= self.sigma <= 1e6, "generator.sigma", self.sigma, "must be between 1e-6 and 1e6"),
             (_doublings(self) is not None, "generator.size", self.size,
              f"must be generator.base ({self.base}) times a power of two (at least twice it), and at most 256"),
             (fits, "generator.widths", self.widths, f"must list {n} positive numbers, one for each hidden layer"),
@@ -182,7 +182,7 @@ class TableGenerator:
             (1 <= self.columns <= 10**6, "generator.columns", self.columns, "must be between 1 and 1,000,000"),
             (1 <= self.width <= 65536, "generator.width", self.width, "must be between 1 and 65536"),
             (0 <= self.depth <= 64, "generator.depth", self.depth, "must be between 0 and 64"),
-            (self.sigma is None or self.sigma > 0, "generator.sigma", self.sigma, "must be above 0, or null to learn it"),
+            (self.sigma is None or 1e-6 <= self.sigma <= 1e6, "generator.sigma", self.sigma, "must be between 1e-6 and 1e6, or null to learn it"),
         ]
 
     def weights(self, nz: int) -> tuple[int, str]:
@@ -278,6 +278,8 @@ def preset_names() -> list[str]:
 
 def resolve(source: str | Path | Mapping[str, Any] | Config, settings: Iterable[str] = ()) -> Config:
     """A Config from a preset's name, a YAML file, a run folder or a mapping, with KEY=VALUE settings on top."""
+    if not isinstance(source, str | Path | Mapping | Config):
+        raise ConfigError(f"the configuration is a {type(source).__name__}; give a preset's name, a YAML file, a mapping or a Config")
     if isinstance(source, Config):
         values: Mapping[str, Any] = source.to_dict()
     elif isinstance(source, Mapping):
@@ -521,17 +523,17 @@ def _check_values(c: Config) -> None:
         (2 <= c.flow.bins <= 64, "flow.bins", c.flow.bins, "must be between 2 and 64"),
         (_encoder_weights(c) <= MAX_WEIGHTS, "encoder.width", c.encoder.width, f"makes a network of {_encoder_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
         (_flow_weights(c) <= MAX_WEIGHTS, "flow.width", c.flow.width, f"makes a network of {_flow_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
-        (le.encoder_rate >= 0, "learning.encoder_rate", le.encoder_rate, "must not be negative"),
-        (le.flow_rate >= 0, "learning.flow_rate", le.flow_rate, "must not be negative"),
-        (le.prior_rate >= 0, "learning.prior_rate", le.prior_rate, "must not be negative"),
-        (le.generator_rate >= 0, "learning.generator_rate", le.generator_rate, "must not be negative"),
+        (0 <= le.encoder_rate <= 1e9, "learning.encoder_rate", le.encoder_rate, "must be between 0 and 1e9"),
+        (0 <= le.flow_rate <= 1e9, "learning.flow_rate", le.flow_rate, "must be between 0 and 1e9"),
+        (0 <= le.prior_rate <= 1e9, "learning.prior_rate", le.prior_rate, "must be between 0 and 1e9"),
+        (0 <= le.generator_rate <= 1e9, "learning.generator_rate", le.generator_rate, "must be between 0 and 1e9"),
         (all(0 <= b < 1 for b in le.betas), "learning.betas", le.betas, "must both be at least 0 and below 1"),
         (0 < le.decay <= 1, "learning.decay", le.decay, "must be above 0 and at most 1"),
         (le.clip >= 0, "learning.clip", le.clip, "must not be negative (0 is off)"),
-        (le.l2 >= 0, "learning.l2", le.l2, "must not be negative (0 is off)"),
+        (0 <= le.l2 <= 1e6, "learning.l2", le.l2, "must be between 0 (off) and 1e6"),
         (0 <= le.ema < 1, "learning.ema", le.ema, "must be at least 0 (off) and below 1"),
-        (tr.steps >= 0, "training.steps", tr.steps, "must not be negative"),
-        (tr.batch >= 1, "training.batch", tr.batch, "must be at least 1"),
+        (0 <= tr.steps <= 10**12, "training.steps", tr.steps, "must be between 0 and 10^12"),
+        (1 <= tr.batch <= 10**6, "training.batch", tr.batch, "must be between 1 and 1,000,000"),
         (tr.log_every >= 1, "training.log_every", tr.log_every, "must be at least 1"),
         (c.anomaly.epochs >= 1, "anomaly.epochs", c.anomaly.epochs, "must be at least 1"),
         (tr.checkpoint_every >= 1, "training.checkpoint_every", tr.checkpoint_every, "must be at least 1"),
@@ -548,9 +550,14 @@ def _check(ok: bool, key: str, value: Any, what: str) -> None:
 def _chain_rules(key: str, chain: Chain) -> list[Rule]:
     first = chain.first_steps
     return [
-        (chain.steps >= 0, f"{key}.steps", chain.steps, "must not be negative"),
-        (chain.step_size > 0, f"{key}.step_size", chain.step_size, "must be above 0"),
-        (len(first) <= 1000 and all(s > 0 for s in first), f"{key}.first_steps", list(first), "must list step sizes above 0, at most 1000"),
+        (0 <= chain.steps <= 10**9, f"{key}.steps", chain.steps, "must be between 0 and 1,000,000,000"),
+        (0 < chain.step_size <= 1000, f"{key}.step_size", chain.step_size, "must be above 0 and at most 1000"),
+        (
+            len(first) <= 1000 and all(0 < s <= 1000 for s in first),
+            f"{key}.first_steps",
+            list(first),
+            "must list at most 1000 step sizes, each above 0 and at most 1000",
+        ),
         (chain.bound >= 0, f"{key}.bound", chain.bound, "must not be negative (0 is off)"),
         (0 <= chain.noise <= 1, f"{key}.noise", chain.noise, "must be between 0 (none) and 1 (Langevin's)"),
     ]

@@ -112,7 +112,8 @@ class Detector(BaseEstimator):
     def decision_function(self, X: Any) -> np.ndarray:
         """The anomaly score of every row; a row's score does not depend on its neighbours."""
         check_is_fitted(self, "threshold_")
-        return self.scorer_(self._read(X)).numpy()
+        scores: np.ndarray = self.scorer_(self._read(X)).numpy()
+        return np.where(np.isnan(scores), np.inf, scores)  # a row so far off that its score overflows
 
     def predict(self, X: Any) -> np.ndarray:
         """1 for an anomaly, 0 for a normal row."""
@@ -141,7 +142,10 @@ class Detector(BaseEstimator):
             return self._images(array.reshape(-1, *self.image_shape), fitting)
         rows = array.astype(np.float64)
         if fitting:
-            self.mean_, spread = rows.mean(0), rows.std(0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.mean_, spread = rows.mean(0), rows.std(0)
+            if not np.isfinite(spread).all():
+                raise ValueError(f"column {int(np.argmin(np.isfinite(spread)))} of X is too large for its standard deviation; scale it down")
             self.scale_ = np.where(spread > 1e-12 * np.abs(self.mean_).clip(1e-300), spread, 1.0)  # a constant column stays as it is
         elif not hasattr(self, "mean_"):
             raise ValueError(f"X has rows of {array.shape[1]} values, but the detector was fitted on images; give images, or set image_shape")
@@ -194,6 +198,8 @@ class Detector(BaseEstimator):
         """A detector that `save` wrote, on its own device or another."""
         path = Path(path)
         tensors, meta = checkpoint.load_tensors(path)
+        if "detector" not in meta:
+            raise CheckpointError(f"{path} is not a detector that Detector.save wrote; a model alone is read by lebm.load")
         try:
             params, fitted = dict(meta["detector"]), dict(meta["fitted"])
             if params["image_shape"] is not None:

@@ -72,6 +72,10 @@ def check_run(path: Path, config: Config, resume: bool) -> tuple[Run, Config]:
         if not resume:
             raise CheckpointError(f"{path} already holds a run; add --resume to go on with it or choose another --run")
         config = _continued(run.config(), config, path)
+        if (done := max(checkpoint.steps(run.checkpoints), default=0)) > config.training.steps:
+            raise CheckpointError(
+                f"the run in {path} has {done} updates already; training.steps is {config.training.steps}: give more, or leave it out"
+            )
     elif path.is_dir() and any(not p.name.startswith(".tmp-") for p in path.iterdir()):
         raise CheckpointError(f"{path} is not empty and holds no run (no config.yaml); choose another --run")
     return run, config

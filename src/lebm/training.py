@@ -27,7 +27,7 @@ from lebm.learn import Step, describe, float32_convolutions, learn_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM, load
 from lebm.prior import REFIT
-from lebm.runs import Run, check_run, started
+from lebm.runs import Run, check_run, flat, started
 from lebm.state import TrainingState
 from lebm.words import from_sentences
 
@@ -118,11 +118,18 @@ def make_batches(config: Config, rows: Tensor, device: torch.device) -> Batches:
 
 def take_over(model: LatentEBM, source: str) -> None:
     """Start with the networks of another run: its generator, and of the others those that are configured alike."""
-    old = load(source, model.device)
-    for part in ("nz", "generator"):
-        mine, its = getattr(model.config, part), getattr(old.config, part)
-        if mine != its:
-            raise ConfigError(f"training.start_from is {source}, which has {part} = {its}; this run has {mine}: make them equal")
+    try:
+        old = load(source, model.device)
+    except CheckpointError as e:
+        raise CheckpointError(f"training.start_from is {source}: {e}") from None
+    mine, its = (flat({"nz": c.nz, "generator": c.to_dict()["generator"]}) for c in (model.config, old.config))
+    if mine["generator.kind"] != its["generator.kind"]:
+        raise ConfigError(
+            f"training.start_from is {source}, a model of kind {its['generator.kind']}; this run learns one of kind {mine['generator.kind']}"
+        )
+    for key in mine:
+        if mine[key] != its[key]:
+            raise ConfigError(f"training.start_from is {source}, which has {key} = {its[key]}; this run has {mine[key]}: make them equal")
     facts: dict[str, Any] = getattr(old.generator, "facts", dict)()
     if facts != getattr(model.generator, "facts", dict)():
         raise ConfigError(f"training.start_from is {source}, which was learned from other words; start from a run on the same text")
@@ -155,7 +162,8 @@ def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Con
         return net.as_input(list(data))
     if not isinstance(data, np.ndarray | Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind not in "biuf") or data.ndim < 1:
         what = f"an array of {data.dtype} with shape {tuple(data.shape)}" if isinstance(data, np.ndarray | Tensor) else f"a {type(data).__name__}"
-        raise DataError(f"the data is {what}; give a numpy array or tensor of numbers, a row for every example")
+        wanted = "a list of sentences" if isinstance(net.generator, TextGenerator) else "a numpy array or tensor of numbers, a row for every example"
+        raise DataError(f"the data is {what}; give {wanted}")
     x = net.as_input(data)
     return to_pixels(x) if not net.own_generator and torch.as_tensor(data).dtype == torch.uint8 else x
 

@@ -61,7 +61,7 @@ PriorByOpt = Annotated[str | None, typer.Option("--by", metavar="WAY", help=f"Ho
 PosteriorByOpt = Annotated[
     str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['posterior'])}; default the run's own way.")
 ]
-SeedOpt = Annotated[int, typer.Option(min=0, help="Seed of the noise.")]
+SeedOpt = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.")]
 
 
 def say(words: str) -> None:

@@ -28,6 +28,7 @@ from lebm.cli.common import (
     say,
 )
 from lebm.config import resolve
+from lebm.data import check as check_data
 from lebm.errors import UserError
 from lebm.evaluate import evaluate as evaluate_run
 from lebm.evaluate import evaluate_all as evaluate_runs
@@ -56,6 +57,10 @@ def train(
 ) -> None:
     """Learn a model by Algorithm 1 of the paper."""
     config = resolve(source, [*(settings or []), *([f"seed={seed}"] if seed is not None else [])])
+    known = (Path(source) / "config.yaml").is_file()
+    if known and not resume and run is None and not settings and seed is None:
+        raise UserError(f"{source} is a run; add --resume to go on with it, or name another folder with --run to learn the same again")
+    check_data(config)
     if dry_run:
         print(config.to_yaml(), end="")
         model = LatentEBM(config)
@@ -63,8 +68,7 @@ def train(
         say(f"parameters: {', '.join(counts)}; device {pick_device(device.value)}")
         return
     if run is None:
-        here = Path(source) / "config.yaml"
-        run = (Path(source) if here.is_file() else latest_folder(config.experiment)) if resume else default_folder(config.experiment)
+        run = (Path(source) if known else latest_folder(config.experiment)) if resume else default_folder(config.experiment)
     check_run(run, config, resume)
     console.print(Syntax(config.to_yaml(), "yaml", background_color="default"))
     say(f"run folder: {run}")

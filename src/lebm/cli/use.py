@@ -42,6 +42,7 @@ from lebm.model import LatentEBM, load
 from lebm.training import HANDED_IN, pick_device
 
 SHEET = 64  # images on the sheet of `lebm score`
+MOST_SHOWN = 10_000  # images in one picture
 
 
 @app.command()
@@ -50,7 +51,7 @@ def sample(
     to: Annotated[
         Path | None, typer.Option("--out", help="FILE.png (a grid) or FILE.npz (floats in [-1, 1] under `x`); text: FILE.txt, default the terminal.")
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 64,
+    n: Annotated[int, typer.Option("-n", min=1, max=10**7, help="How many.")] = 64,
     temperature: Annotated[float, typer.Option(help="Text: below 1 the words are likelier than the model's; 1 is a draw from it.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Text: choose among the likeliest words of so much probability.")] = 1.0,
     beam: BeamOpt = 0,
@@ -68,6 +69,10 @@ def sample(
         _put_lines(lines, to)
         say(f"{n} sentences{f' in {to}' if to else ''}{_drawn(model, 'prior', by, steps)}")
         return
+    if (temperature, top_p, beam) != (1.0, 1.0, 0):
+        raise UserError("--temperature, --top-p and --beam are for models of text, and this is one of images; leave them out")
+    if to.suffix.lower() == ".png" and n > MOST_SHOWN:
+        raise UserError(f"-n is {n}, too many for one picture; give at most {MOST_SHOWN}, or --out FILE.npz")
     with progress_bar(console, "sampling") as update:
         x = model.sample(n, seed, steps, update, by)
     if to.suffix.lower() == ".png":
@@ -131,6 +136,10 @@ def score(
     model = scorer.model
     if scorer.name != "joint" and (steps is not None or by is not None):
         raise UserError(f"--steps and --by go with the score joint, and this is {scorer.name}; leave them out, or add --score joint")
+    if normal and (scorer.name != "combined" or scorer.mixture is not None):
+        raise UserError(
+            f"--normal goes with the score combined of a run, and this is {scorer.name}{' of a fitted detector' * (scorer.mixture is not None)}; leave it out"
+        )
     if model.config.generator.kind == "text":
         found = _sentences(model, inputs, more)
         rows, names = found.x, found.names

@@ -29,6 +29,7 @@ from lebm.cli.common import (
 )
 from lebm.config import BASES, preset_names, resolve
 from lebm.data import DATASETS, data_root, download
+from lebm.errors import UserError
 from lebm.explore import Lab, Server
 from lebm.log import progress_bar
 from lebm.metrics import inception
@@ -51,8 +52,13 @@ def chains(
     result: Annotated[Path | None, typer.Option(help="Also write the distances to this file, e.g. results/NAME.json.")] = None,
 ) -> None:
     """Chains from N(0, I) to the learned prior, with their images and energy on the way: figure, animation, data."""
+    measured = steps >= 1000 if samples is None else samples > 0
+    if metric not in (None, "fid", "frechet"):
+        raise UserError(f"--metric is {metric!r}; it must be fid or frechet")
     if result is not None:
         check_target("--result", result, ".json")
+        if not measured:
+            raise UserError(f"--result holds distances, and after {steps} steps none is measured; add --samples 10000, or take 1,000 steps and more")
     subject = analysis.Subject(run, device.value, data_dir, console)
     with fitting_threads(subject.model):
         found = chain_pictures.draw(subject, steps, every, rows, seed)
@@ -61,7 +67,7 @@ def chains(
             print(f"step {k}\n" + "\n".join(f"    {line}" for line in lines))
         for name in ("figures/chains.png", *(() if "sentences" in found else ("figures/chains.webp",)), "chains.npz"):
             say(f"{run / name}")
-        if samples if samples is not None else steps >= 1000 and "sentences" not in found:
+        if measured and (samples or "sentences" not in found):
             summary = longrun.measure(subject, steps, samples or 10_000, metric, seed)
             subject.keep("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
             if result is not None:
@@ -115,6 +121,9 @@ def report_(
     """One self-contained page about a run, or about several side by side."""
     if to is not None:
         check_target("--out", to, ".html")
+    for run in runs:
+        if not (run / "config.yaml").is_file():
+            raise UserError(f"{run} is not a run folder; give the folder that training wrote, with its config.yaml")
     for subject in [analysis.Subject(run, device.value, data_dir, console) for run in runs] if compute else []:
         for note in analysis.complete(subject):
             say(f"left out, {note}")

@@ -30,7 +30,7 @@ from lebm.data.svhn import SVHN
 from lebm.data.text import PTB, SNLI, TEXT, TEXT_DEMO, YAHOO
 from lebm.errors import DataError
 
-__all__ = ["DATASETS", "Batches", "Dataset", "Progress", "SentenceBatches", "Splits", "data_root", "load", "read_inputs"]
+__all__ = ["DATASETS", "Batches", "Dataset", "Progress", "SentenceBatches", "Splits", "check", "data_root", "load", "read_inputs"]
 
 DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, SVHN, CIFAR10, CELEBA, IMAGES, NOISE, PTB, SNLI, YAHOO, TEXT, TEXT_DEMO)}
 
@@ -41,8 +41,8 @@ def data_root(data_dir: str | Path | None = None) -> Path | None:
     return Path(given).expanduser() if given else None
 
 
-def load(config: Config, root: str | Path | None = None, progress: Progress | None = None) -> Splits:
-    """The data set that the config names, checked against the generator's shape and cut to data.limit."""
+def check(config: Config) -> None:
+    """Whether the set that the config names is known, and of the kind that the generator makes. Reads nothing."""
     name = config.data.name
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
@@ -51,6 +51,12 @@ def load(config: Config, root: str | Path | None = None, progress: Progress | No
     kind, made = DATASETS[name].kind, config.generator.kind
     if kind != made:
         raise DataError(f"{name} is a set of kind {kind} and generator.kind is {made}; use --set generator.kind={kind}, or another data.name")
+
+
+def load(config: Config, root: str | Path | None = None, progress: Progress | None = None) -> Splits:
+    """The data set that the config names, checked against the generator's shape and cut to data.limit."""
+    check(config)
+    name, kind = config.data.name, config.generator.kind
     splits = DATASETS[name].load(config, data_root(root), progress)
     if kind == "image":
         _check_shape(name, splits.train, config.image)

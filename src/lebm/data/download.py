@@ -81,7 +81,7 @@ INCEPTION_HOW = (
 def fetch(name: str, root: Path | None, bar: Callable[[str], Any]) -> tuple[Path, bool]:
     """Where the set lies now, and whether anything was fetched. `bar(what)` is a context that gives update(done, total)."""
     if name not in NAMES:
-        raise DataError(f"{name!r} cannot be fetched; there are {', '.join(NAMES)}")
+        raise DataError(f"{name!r} cannot be fetched; there are {', '.join(NAMES)} (of celeba this says what to put where)")
     if root is None:
         raise DataError("no data folder is given; set the environment variable LEBM_DATA, or use --data-dir FOLDER")
     if name == "inception":

@@ -79,6 +79,8 @@ def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps:
     if by in ALONE and steps:
         raise DataError(f"{by} draws have no chain, but {steps} steps were asked for; draw by warm instead")
     if by not in ALONE and own in ALONE and steps is None:
-        raise DataError(f"this model was learned with draw.{kind} = {own}, without chains; say how many steps a draw by {by} shall take")
+        raise DataError(
+            f"this model was learned with draw.{kind} = {own}, without chains; say how many steps a draw by {by} shall take (steps=, or --steps)"
+        )
     length = 0 if by in ALONE else chain.steps if steps is None else steps
     return Drawing(kind, by, way, replace(chain, steps=length), base)
