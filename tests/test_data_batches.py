@@ -56,7 +56,7 @@ def test_the_device_sees_the_same_batches(fits, monkeypatch):
     here, there = Batches(rows(23), 5, seed=3), Batches(rows(23), 5, seed=3, device="cuda")
     assert there.images.is_cuda == fits
     for s in (0, 5, 11):
-        assert there(s).is_cuda and there.indices(s).is_cuda
+        assert there(s).is_cuda and there.indices(s).is_cuda == fits
         assert torch.equal(there(s).cpu(), here(s)) and torch.equal(there.indices(s).cpu(), here.indices(s))
 
 

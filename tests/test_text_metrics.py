@@ -53,7 +53,7 @@ def test_a_language_models_perplexity_is_that_of_its_words_whatever_the_order_an
         total += float(logits.log_softmax(-1).gather(1, row[:n, None] - END).sum().detach())
     exact = math.exp(-total / int(lengths(x).sum()))
     assert model.perplexity(x) == pytest.approx(exact, rel=1e-5)
-    monkeypatch.setattr("lebm.metrics.language_model.packs", lambda x: False)  # as on a GPU
+    monkeypatch.setattr("lebm.words.packs", lambda x: False)  # as on a GPU
     assert model.perplexity(x) == pytest.approx(exact, rel=1e-5)
     monkeypatch.setattr("lebm.metrics.language_model.SCORED", 1)
     assert model.perplexity(x[[2, 0, 3, 1]]) == pytest.approx(exact, rel=1e-5)

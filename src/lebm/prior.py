@@ -18,7 +18,7 @@ from lebm.config import Prior
 from lebm.mixture import SEEN, OnlineMixture
 from lebm.sampler import ChainLike, langevin
 
-FLOOR = 1e-4  # added to its variances
+FLOOR = 1e-4  # added to the variances of a fitted p_0
 REFIT = 100  # updates between two fits
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lebm.errors import DataError
@@ -55,6 +56,21 @@ class Vocabulary:
 
     def sentences(self, rows: Tensor) -> list[str]:
         return [self.sentence(row) for row in rows.tolist()]
+
+
+def log_probs(logits: Callable[[Tensor], Tensor], h: Tensor, x: Tensor) -> Tensor:
+    """log p of every row's words, padding aside, from states h (n, T, d) and the map from states to logits of the words END, END + 1, ..."""
+    at = x != PAD
+    if packs(x):
+        found = F.cross_entropy(logits(h[at]), x[at] - END, reduction="none")
+        return -torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
+    found = F.cross_entropy(logits(h).flatten(0, 1), x.flatten() - END, ignore_index=PAD - END, reduction="none")
+    return -found.view(x.shape).sum(1)
+
+
+def packs(x: Tensor) -> bool:
+    """Whether words are picked out before their logits are computed: it saves arithmetic on a CPU, and waits on a GPU."""
+    return x.device.type == "cpu"
 
 
 def from_sentences(sentences: Iterable[str], size: int) -> Vocabulary:

@@ -25,7 +25,7 @@ class Batches:
         self.rows, self.batch = len(images), min(batch, len(images))
         self.images = images.to(self.device) if _fits(images, self.device) else images
         self._epoch = -1
-        self._order = self._order_here = torch.empty(0, dtype=torch.int64)  # on the device; where the images are
+        self._order = torch.empty(0, dtype=torch.int64)  # where the images are
 
     @property
     def per_epoch(self) -> int:
@@ -34,31 +34,27 @@ class Batches:
     def epoch(self, step: int) -> int:
         return step // self.per_epoch
 
-    def indices(self, step: int) -> Tensor:
-        """The rows of the batch at this step, on the device."""
-        return self._slice(step, here=False)
-
     def __call__(self, step: int) -> Tensor:
         """The batch at this step on the device, in the type it is stored in."""
-        rows = self.images.index_select(0, self._slice(step, here=True))
+        rows = self.images.index_select(0, self.indices(step))
         if rows.device == self.device:
             return rows
         # Only the batch is pinned: locking a set that is larger than the GPU's memory would starve the machine.
         return rows.pin_memory().to(self.device, non_blocking=True)
 
-    def _slice(self, step: int, here: bool) -> Tensor:
+    def indices(self, step: int) -> Tensor:
+        """The rows of the batch at this step."""
         if step < 0:
             raise ValueError(f"step is {step}; it must not be negative")
         if self.epoch(step) != self._epoch:
             self._shuffle(self.epoch(step))
         start = step % self.per_epoch * self.batch
-        return (self._order_here if here else self._order)[start : start + self.batch]
+        return self._order[start : start + self.batch]
 
     def _shuffle(self, epoch: int) -> None:
         # Drawn on the CPU, so every device sees the same order.
         order = torch.randperm(self.rows, generator=rng.stream(self.seed, f"data/epoch-{epoch}"))
-        self._order = order.to(self.device)
-        self._order_here = self._order if self.images.device == self._order.device else order
+        self._order = order.to(self.images.device)
         self._epoch = epoch
 
 
@@ -83,8 +79,7 @@ class SentenceBatches(Batches):
         batches = torch.cat([p[: len(p) // self.batch * self.batch] for p in pools]).view(-1, self.batch)
         batches = batches[torch.randperm(len(batches), generator=g)]
         self._widths = [width(int(n)) for n in self.lengths[batches].amax(1)]
-        self._order = batches.flatten().to(self.device)
-        self._order_here = self._order if self.images.device == self._order.device else batches.flatten()
+        self._order = batches.flatten().to(self.images.device)
         self._epoch = epoch
 
     def __call__(self, step: int) -> Tensor:

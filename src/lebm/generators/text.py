@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lebm.config import TextGenerator as Config
 from lebm.errors import DataError
-from lebm.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths
+from lebm.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths, log_probs
 
 LogWords = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # states, weight, bias, words (negative: padding) -> log p, a number a state
 PIECE = 1 << 27  # numbers in a table of words x vocabulary at once: half a gigabyte
@@ -135,12 +135,7 @@ class TextGenerator(nn.Module):
             if not learns:  # their gradients cost as much as that of z
                 weight, bias = weight.detach(), bias.detach()
             return self._log_words(h.flatten(0, 1), weight, bias, x.flatten() - END).view(x.shape).sum(1)
-        if packs(x):
-            at = x != PAD
-            found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
-            return torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
-        found = F.cross_entropy(self._logits(h).flatten(0, 1), x.flatten() - END, ignore_index=PAD - END, reduction="none")
-        return -found.view(x.shape).sum(1)
+        return log_probs(self._logits, h, x)
 
     def _first(self, z: Tensor) -> tuple[Tensor, Tensor]:
         h, c = self.start(z).chunk(2, -1)
@@ -247,11 +242,6 @@ class TextGenerator(nn.Module):
         """Multiply-adds, times two, of one forward pass, for a word a row."""
         c = self.config
         return 2.0 * rows * (4 * c.hidden * (c.embedding + self.nz + c.hidden) + c.hidden * self.size)
-
-
-def packs(x: Tensor) -> bool:
-    """Whether words are picked out before their logits are computed. A CPU saves arithmetic by it; a captured graph has fixed shapes."""
-    return x.device.type == "cpu"
 
 
 def choose(logits: Tensor, u: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.metrics.perplexity import perplexity
-from lebm.words import END, PAD, START, lengths
+from lebm.words import END, START, lengths, log_probs
 
 Progress = Callable[[int, int], None]
 SCORED = 1 << 26  # numbers in a table of words x vocabulary at once
@@ -57,11 +57,7 @@ class LanguageModel(nn.Module):
         x = x.long()
         e = self._drop(self.embed(F.pad(x[:, :-1], (1, 0), value=START)), rng)
         h = self._drop(self.lstm(e)[0], rng)
-        if packs(x):
-            at = x != PAD
-            found = -F.cross_entropy(self._logits(h[at]), x[at] - END, reduction="none")
-            return torch.zeros(x.shape, dtype=found.dtype).masked_scatter(at, found).sum(1)
-        return -F.cross_entropy(self._logits(h).flatten(0, 1), x.flatten() - END, ignore_index=PAD - END, reduction="none").view(x.shape).sum(1)
+        return log_probs(self._logits, h, x)
 
     def _logits(self, h: Tensor) -> Tensor:
         return F.linear(h, self.out.weight[END:], self.out.bias[END:])  # <pad> and <s> never come
@@ -80,11 +76,6 @@ class LanguageModel(nn.Module):
             at = order[part]
             total.append(self.log_prob(rows[at][:, : int(n[at].max())].to(device)).cpu())
         return perplexity(torch.cat(total), n)
-
-
-def packs(x: Tensor) -> bool:
-    """Whether words are picked out before their logits are computed: it saves arithmetic on a CPU, and waits on a GPU."""
-    return x.device.type == "cpu"
 
 
 def fit(
