@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lebm import cli, evaluate, text_metrics
+from lebm import cli, image_metrics, text_metrics
 from lebm.analysis import diagnostics
 from lebm.likelihood import log_z
 
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 @pytest.fixture
 def rough_log_z(monkeypatch):
     """log Z from few walkers over few temperatures, where a test is about something else: a second instead of ten."""
-    for place in (evaluate, diagnostics, text_metrics):
+    for place in (image_metrics, diagnostics, text_metrics):
         monkeypatch.setattr(place, "log_z", partial(log_z, chains=20, temperatures=10))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lebm
-from lebm import evaluate, results, text_metrics
+from lebm import evaluate, image_metrics, results, text_metrics
 from lebm.config import Config, preset_names, resolve
 from lebm.data import DATASETS, Splits, load
 from lebm.data.small import NOISE_TEST, NOISE_TRAIN
@@ -170,7 +170,7 @@ def test_every_metric_is_described(rough_log_z, monkeypatch):
     digits = resolve({"preset": "digits", "chains.prior.steps": 1, "chains.posterior.steps": 1})
     x = load(digits).test[:4]
     ev = evaluate.Evaluation(lebm.LatentEBM(digits), Splits(x, x), samples=4, features=Pixels())
-    made = {name for metric in evaluate.METRICS.values() for name in metric(ev)}
+    made = {name for metric in image_metrics.METRICS.values() for name in metric(ev)}
     assert set(first_cells("Metrics")) == made | text_numbers(monkeypatch)
 
 

@@ -14,8 +14,9 @@ from lebm import evaluate as module
 from lebm.config import resolve
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError
-from lebm.evaluate import METRICS, energy_profile, evaluate
+from lebm.evaluate import energy_profile, evaluate
 from lebm.evaluation import Evaluation
+from lebm.image_metrics import METRICS
 from lebm.metrics.fid import Moments, frechet_distance
 from lebm.model import LatentEBM, load
 from lebm.results import KEYS

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "health": BELOW_LEARN | {"learn"},
     "evaluation": {"data", "log", "methods", "metrics", "model"},
     "sentences": ANY,
+    "image_metrics": ANY,
     "text_metrics": ANY,
     "training": ANY,
     "evaluate": ANY,

@@ -11,8 +11,9 @@ from lebm import statistics as stats
 from lebm.compare import inception
 from lebm.data import data_root
 from lebm.errors import ConfigError
-from lebm.evaluate import PHOTOGRAPHS, fid_after, frechet_after
+from lebm.evaluate import PHOTOGRAPHS
 from lebm.evaluation import Evaluation
+from lebm.image_metrics import fid_after, frechet_after
 from lebm.metrics.inception import FILE, Features
 
 if TYPE_CHECKING:
