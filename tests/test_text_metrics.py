@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lebm
-from lebm import evaluate, tables, text_metrics
+from lebm import evaluate, likelihood, tables, text_metrics
 from lebm.config import resolve
 from lebm.data import Splits, load
 from lebm.errors import ConfigError, DataError, UserError
@@ -86,7 +86,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_run_is_measured_and_the_judge_of_real_text_is_kept(run, tmp_path, monkeypatch, rough_log_z):
-    monkeypatch.setattr(text_metrics, "log_likelihood", lambda *a, **k: text_metrics.log_likelihood(*a, particles=3, temperatures=2, steps=4, **k))
+    monkeypatch.setattr(text_metrics, "log_likelihood", lambda *a, **k: likelihood.log_likelihood(*a, particles=3, temperatures=2, steps=4, **k))
     summary = lebm.evaluate.evaluate(run, ("fppl", "fppl_gaussian", "rppl", "nll"), samples=50, limit=5, device="cpu")
     m, p = summary["metrics"], summary["protocol"]
     names = {
