@@ -478,6 +478,14 @@ def test_a_collapsed_network_is_reported_in_words(values, words):
     assert list(frozen(early, Chains(Chain(0, 0.4), Chain(0, 0.1)), 10)) == []  # networks start near N(0, I)
 
 
+def test_a_chain_that_leaves_its_encoder_is_reported():
+    chains = Chains(Chain(0, 0.4), Chain(15, 0.1))
+    away = row(q_spread_pos=0.5, q_std_pos=0.06, disp_pos=0.24)
+    (said,) = frozen(away, chains, 10)
+    assert said.startswith("the posterior chain does not stay with the encoder: it moves by 0.24") and "chains.posterior.step_size" in said
+    assert list(frozen({**away, "disp_pos": 0.12}, chains, 10)) == list(frozen({**away, "step": 10}, chains, 10)) == []
+
+
 @pytest.mark.parametrize(
     ("values", "advice"), [({"log_q_neg": -1e9}, "flow_rate"), ({"grad_flow": math.inf}, "flow_rate"), ({"log_q_pos": math.nan}, "encoder_rate")]
 )

@@ -20,11 +20,11 @@ MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
 # and spread over the batch under which it has collapsed to a point.
 FROZEN, COLLAPSED = 0.02, 0.02
 NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
+AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
 APART = 30.0  # nats between f at posterior and at prior draws; healthy runs stay below 20
 ROWS = 500  # sentences behind the count of active units
 LEAST = 0.01  # variance of E[z|x] over x from which a unit counts as active (Burda et al. 2016)
 SHARE = 0.005  # of the likelihood: below, z explains next to nothing
-SETTLED = 500  # updates before which nothing is said
 
 
 def diverged(row: Mapping[str, Any]) -> str | None:
@@ -83,6 +83,11 @@ def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
         )
     if batch == 1:
         return
+    if chains.posterior.steps and row["disp_pos"] > AWAY * row.get("q_std_pos", math.inf):
+        yield (
+            f"the posterior chain does not stay with the encoder: it moves by {row['disp_pos']:.2g} a coordinate, and the encoder is sure of z to "
+            f"{row['q_std_pos']:.2g}; lower chains.posterior.step_size, which may be too large for so narrow a posterior, or raise learning.encoder_rate"
+        )
     if row.get("q_spread_pos", math.inf) < COLLAPSED:
         yield (
             f"the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {row['q_spread_pos']:.2g}); "
