@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lebm import checkpoint
+from lebm import checkpoint, results
 from lebm.errors import UserError
 from lebm.methods.ways import WAYS
 
@@ -61,6 +61,8 @@ PriorByOpt = Annotated[str | None, typer.Option("--by", metavar="WAY", help=f"Ho
 PosteriorByOpt = Annotated[
     str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['posterior'])}; default the run's own way.")
 ]
+ResultOpt = Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")]
+SettingsOpt = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")]
 SeedOpt = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.")]
 
 
@@ -78,6 +80,16 @@ def check_target(option: str, path: Path, *endings: str) -> None:
     above = next(p for p in path.absolute().parents if p.exists())  # missing folders are made
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"{option} {path} cannot be written: {above} is {'not writable' if above.is_dir() else 'a file'}")
+
+
+def check_result(path: Path | None) -> None:
+    if path is not None:
+        check_target("--result", path, ".json")
+
+
+def write_result(path: Path | None, summary: dict[str, Any]) -> None:
+    if path is not None:
+        results.write(path, summary)
 
 
 def save_csv(to: Path, head: list[str], rows: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.syntax import Syntax
 from rich.table import Table
 
-from lebm import analysis, report, results
+from lebm import analysis, report
 from lebm.anomaly import mnist as protocol
 from lebm.bench import bench as run_bench
 from lebm.cli.common import (
@@ -18,14 +18,18 @@ from lebm.cli.common import (
     Device,
     DeviceOpt,
     Precision,
+    ResultOpt,
     RunArg,
+    SettingsOpt,
     Split,
     app,
+    check_result,
     check_target,
     console,
     out,
     print_metrics,
     say,
+    write_result,
 )
 from lebm.config import resolve
 from lebm.data import check as check_data
@@ -44,9 +48,7 @@ def train(
     source: Annotated[
         str, typer.Argument(metavar="PRESET_OR_YAML", help="A preset (see `lebm presets`), a YAML file, or a run folder to go on with.")
     ],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")
-    ] = None,
+    settings: SettingsOpt = None,
     run: Annotated[Path | None, typer.Option(help="The run folder; default runs/EXPERIMENT.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run folder.")] = False,
     max_seconds: Annotated[float | None, typer.Option(min=0, help="Stop, saved, after so many seconds.")] = None,
@@ -117,16 +119,14 @@ def evaluate(
     beside: Annotated[bool, typer.Option("--beside", help="Several runs are different experiments: set them side by side.")] = False,
     device: DeviceOpt = Device.auto,
     data_dir: DataOpt = None,
-    result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
+    result: ResultOpt = None,
 ) -> None:
     """Measure a run: metrics.json, figures and report.html in its folder. Of several runs, the mean too."""
-    if result is not None:
-        check_target("--result", result, ".json")
+    check_result(result)
     chosen = tuple(m.strip() for m in metrics.split(",") if m.strip()) if metrics else None
     options = {"samples": samples, "split": split.value, "limit": limit, "seed": seed, "device": device.value, "data_dir": data_dir}
     summary = evaluate_runs(runs, chosen, beside, prior_by=prior_by, posterior_by=posterior_by, console=console, **options)
-    if result is not None:
-        results.write(result, summary)
+    write_result(result, summary)
     print_metrics(summary)
     if split is not Split.validation:
         for run in runs:
@@ -140,18 +140,15 @@ def anomaly(
         str, typer.Option(metavar="PRESET_OR_YAML", help="mnist-anomaly, mnist-anomaly-paper, or a configuration of yours.")
     ] = "mnist-anomaly",
     seeds: Annotated[str, typer.Option(help="Seeds of the training, comma-separated; the split is always the same.")] = "1",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")
-    ] = None,
+    settings: SettingsOpt = None,
     run: Annotated[Path | None, typer.Option(help="The folder of the runs; default runs/EXPERIMENT. What is there already goes on.")] = None,
     neighbours: Annotated[bool, typer.Option("--neighbours", help="Learn nothing: score by the distance to the nearest training image.")] = False,
     device: DeviceOpt = Device.auto,
     data_dir: DataOpt = None,
-    result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
+    result: ResultOpt = None,
 ) -> None:
     """The paper's anomaly detection: train without one digit, find it among the others; each digit in turn."""
-    if result is not None:
-        check_target("--result", result, ".json")
+    check_result(result)
     config = resolve(preset, settings or [])
     labels = _numbers("--digits", digits)
     if neighbours:
@@ -160,8 +157,7 @@ def anomaly(
         folder = run or Path("runs") / config.experiment
         several = _numbers("--seeds", seeds)
         summary = protocol.experiment(config, labels, several, folder, device=device.value, data_dir=data_dir, console=console, say=say)
-    if result is not None:
-        results.write(result, summary)
+    write_result(result, summary)
     _print_auprc(summary)
 
 
@@ -180,9 +176,7 @@ def export(
 @app.command()
 def bench(
     preset: Annotated[list[str] | None, typer.Option(help="Which to measure; may be repeated. Default svhn on CUDA, digits on a CPU.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")
-    ] = None,
+    settings: SettingsOpt = None,
     device: DeviceOpt = Device.auto,
     sweep: Annotated[bool, typer.Option(help="Also vary the batch and both chains' lengths, for the first preset.")] = True,
     to: Annotated[Path | None, typer.Option("--out", help="The result file; default results/bench-DEVICE.json.")] = None,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from lebm import analysis, compare, report, results
+from lebm import analysis, compare, report
 from lebm.analysis import chains as chain_pictures
 from lebm.analysis import diagnostics, longrun, paths
 from lebm.cli.common import (
@@ -19,13 +19,16 @@ from lebm.cli.common import (
     Device,
     DeviceOpt,
     FolderArg,
+    ResultOpt,
     SeedOpt,
     app,
+    check_result,
     check_target,
     console,
     out,
     print_metrics,
     say,
+    write_result,
 )
 from lebm.config import BASES, preset_names, resolve
 from lebm.data import DATASETS, data_root, download
@@ -55,10 +58,9 @@ def chains(
     measured = steps >= 1000 if samples is None else samples > 0
     if metric not in (None, "fid", "frechet"):
         raise UserError(f"--metric is {metric!r}; it must be fid or frechet")
-    if result is not None:
-        check_target("--result", result, ".json")
-        if not measured:
-            raise UserError(f"--result holds distances, and after {steps} steps none is measured; add --samples 10000, or take 1,000 steps and more")
+    check_result(result)
+    if result is not None and not measured:
+        raise UserError(f"--result holds distances, and after {steps} steps none is measured; add --samples 10000, or take 1,000 steps and more")
     subject = analysis.Subject(run, device.value, data_dir, console)
     with fitting_threads(subject.model):
         found = chain_pictures.draw(subject, steps, every, rows, seed)
@@ -70,8 +72,7 @@ def chains(
         if measured and (samples or "sentences" not in found):
             summary = longrun.measure(subject, steps, samples or 10_000, metric, seed)
             subject.keep("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
-            if result is not None:
-                results.write(result, summary)
+            write_result(result, summary)
             print_metrics(summary)
             print(longrun.words(summary))
     report.write(run)
@@ -161,14 +162,12 @@ def fid(
     b: Annotated[str | None, typer.Argument(metavar="IMAGES", help="The same; without it the statistics of the first are computed and kept.")] = None,
     device: DeviceOpt = Device.auto,
     data_dir: DataOpt = None,
-    result: Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")] = None,
+    result: ResultOpt = None,
 ) -> None:
     """The Fréchet Inception distance between two sets of images."""
-    if result is not None:
-        check_target("--result", result, ".json")
+    check_result(result)
     summary, kept = compare.fid(a, b, device=device.value, data_dir=data_dir, console=console)
-    if result is not None:
-        results.write(result, summary)
+    write_result(result, summary)
     for one, path in zip(summary["data"].values(), kept, strict=True):
         say(f"{one['name']}: {one['images']} images{f', statistics kept in {path}' if path else ''}")
     if b is not None:
