@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+AHEAD = tl.constexpr(3)  # Gaussians of a mixture under way at once
+
 
 @triton.jit
 def _block(w, r0, c0, turned: tl.constexpr, NR: tl.constexpr, NC: tl.constexpr):
@@ -55,16 +57,20 @@ def _grad_f(z, w1, b1, w2, b2, w3, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.
 
 @triton.jit
 def _mixture_score(z, inverses, shift, constant, NZ: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr):
-    """z[R, 128] float32 -> grad log of a mixture of Gaussians; inverses[PARTS, NZ, NZ], shift[PARTS, NZ] and constant[PARTS] as lebm.mixture
-    keeps them. One pass: the weights of the Gaussians are kept relative to the largest so far."""
+    """z[R, 128] float32 -> grad log of a mixture of Gaussians; inverses[PARTS, 128, 128], shift[PARTS, NZ] and constant[PARTS] as lebm.mixture
+    keeps them, the former filled up with zeros. One pass: the weights of the Gaussians are kept relative to the largest so far, and the
+    next Gaussians are on their way while one is looked at."""
+    dt = inverses.dtype.element_ty
+    i, zc = tl.arange(0, 128), z.to(dt)
     most, total, found = tl.full((R,), -1e30, tl.float32), tl.zeros((R,), tl.float32), tl.zeros((R, 128), tl.float32)
-    for k in range(0, PARTS):
-        inverse = _block(inverses + k * NZ * NZ, 0, 0, False, NZ, NZ)
-        white = tl.dot(z, tl.trans(inverse), input_precision="tf32") - _row(shift + k * NZ, 0, NZ)
+    for k in tl.range(0, PARTS, num_stages=AHEAD):
+        inverse = tl.load(inverses + k * 16384 + i[:, None] * 128 + i[None, :])
+        white = tl.dot(zc, tl.trans(inverse), input_precision="tf32") - _row(shift + k * NZ, 0, NZ)
         log_p = tl.load(constant + k) - 0.5 * tl.sum(white * white, 1)
         top = tl.maximum(most, log_p)
         old, new = tl.exp(most - top), tl.exp(log_p - top)
-        found = found * old[:, None] + tl.dot(white * new[:, None], inverse, input_precision="tf32")
+        weighed = tl.clamp(white * new[:, None], -60000.0, 60000.0)  # float16 ends at 65504
+        found = found * old[:, None] + tl.dot(weighed.to(dt), inverse, input_precision="tf32")
         total, most = total * old + new, top
     return -found / total[:, None]
 
@@ -90,7 +96,7 @@ def prior_chain(
     else:
         z = tl.load(start + p, mask=ok, other=0.0)
     for k in range(0, K):
-        q = k * zero
+        q = tl.multiple_of(k * zero, 16)
         g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, NZ, ND, LEAK)
         if PARTS:
             g += _mixture_score(z, inverses + q, shift, constant, NZ, R, PARTS)

@@ -24,7 +24,8 @@ class FastPrior:
     """Working copies of an EnergyPrior's weights and the launches that use them.
 
     Over a fitted p_0 the prior chain runs on u with the weights as they are; the score for posterior chains is one of z, so its first layer
-    whitens too, and so do the Gaussians of a mixture.
+    whitens too, and so do the Gaussians of a mixture. Their matrices are kept in float16 beside weights in bfloat16: in tensor-core products it
+    is as exact as TF32, and half as much to read.
     """
 
     def __init__(self, prior: EnergyPrior, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -40,8 +41,11 @@ class FastPrior:
             self._rest, self._pull = torch.empty_like(prior.root), torch.empty_like(prior.mean)  # I - S^-1 and S^-1 m
         m = prior.mixture
         self._parts = 0 if m is None else m.parts
-        self._of_u: tuple[Tensor, ...] = (one.bias,) * 3 if m is None else (m.inverses, m.shift, m.constant)  # without a mixture: never read
-        self._whitened = self._of_u if m is None else (torch.empty_like(m.inverses), torch.empty_like(m.shift), m.constant)
+        self._of_u: tuple[Tensor, ...] = (one.bias,) * 3  # without a mixture: never read
+        self._whitened = self._of_u
+        if m is not None:
+            blocks = torch.zeros(2, m.parts, 128, 128, device=one.weight.device, dtype=torch.float16 if dtype == torch.bfloat16 else dtype)
+            self._of_u, self._whitened = (blocks[0], m.shift, m.constant), (blocks[1], torch.empty_like(m.shift), m.constant)
         self.refresh()
 
     @torch.no_grad()
@@ -57,9 +61,10 @@ class FastPrior:
                 torch.mv(precision, p.mean, out=self._pull)
                 self._rest.copy_(precision.neg_()).diagonal().add_(1)
             else:
-                inverses, shift, _ = self._whitened
-                torch.matmul(p.mixture.inverses, p.inverse, out=inverses)
-                torch.add(inverses @ p.mean, p.mixture.shift, out=shift)
+                inverses = p.mixture.inverses @ p.inverse
+                torch.add(inverses @ p.mean, p.mixture.shift, out=self._whitened[1])
+                for kept, given in ((self._of_u, p.mixture.inverses), (self._whitened, inverses)):
+                    kept[0][:, : self.nz, : self.nz].copy_(given)
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
         """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
