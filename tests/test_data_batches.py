@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lebm import rng
-from lebm.data import Batches
+from lebm.data import Batches, MirroredBatches
 from lebm.data import batches as batches_module
 from lebm.data.cache import FOLDER, Decoded, cached
 from lebm.errors import DataError
@@ -34,6 +34,21 @@ def test_a_step_knows_no_history():
     assert not torch.equal(Batches(rows(23), 5, seed=4)(0), forward[0])
 
 
+def test_every_other_image_is_mirrored():
+    images = torch.arange(3000, dtype=torch.uint8).reshape(500, 1, 2, 3)
+    plain, b = Batches(images, 100, seed=3), MirroredBatches(images, 100, seed=3)
+    turned = []
+    for s in range(15):
+        same, other = ((b(s) == rows).flatten(1).all(1) for rows in (plain(s), plain(s).flip(-1)))
+        assert bool((same ^ other).all())
+        turned.append(other)
+    assert torch.equal(b(2), MirroredBatches(images, 100, seed=3)(2))  # knows no history
+    first, second = torch.cat(turned[:5]), torch.cat(turned[5:10])
+    with pytest.raises(DataError, match="data.flip is true and the rows have shape"):
+        MirroredBatches(images.flatten(1), 100, seed=3)
+    assert 0.4 < float(first.float().mean()) < 0.6 and not torch.equal(first, second)
+
+
 def test_fewer_rows_than_a_batch():
     b = Batches(rows(3), 5, seed=0)
     assert b.batch == 3 and b.per_epoch == 1 and sorted(b(7)[:, 0, 0, 0].tolist()) == [0, 1, 2] and b.epoch(7) == 7
@@ -49,11 +64,12 @@ def test_nothing_to_learn_from():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [Batches, MirroredBatches])
 @pytest.mark.parametrize("fits", [True, False])
-def test_the_device_sees_the_same_batches(fits, monkeypatch):
+def test_the_device_sees_the_same_batches(fits, kind, monkeypatch):
     if not fits:
         monkeypatch.setattr(batches_module, "_fits", lambda images, device: False)
-    here, there = Batches(rows(23), 5, seed=3), Batches(rows(23), 5, seed=3, device="cuda")
+    here, there = kind(rows(23), 5, seed=3), kind(rows(23), 5, seed=3, device="cuda")
     assert there.images.is_cuda == fits
     for s in (0, 5, 11):
         assert there(s).is_cuda and there.indices(s).is_cuda == fits

@@ -210,7 +210,9 @@ def _scalar(kind: Any, value: Any, key: str) -> Any:
             number = math.nan
         if number.is_integer():
             return int(number)
-    names = {int: "a whole number", float: "a finite number", str: "text"}
+    if kind is bool and isinstance(value, bool):
+        return value
+    names = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false"}
     raise ConfigError(f"{key} is {show(value)}; it must be {names[kind]}")
 
 

@@ -58,6 +58,26 @@ class Batches:
         self._epoch = epoch
 
 
+class MirroredBatches(Batches):
+    """The same with every image mirrored left for right with chance 1/2, drawn anew in each epoch."""
+
+    def __init__(self, images: Tensor, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
+        if images.ndim != 4:
+            raise DataError(f"data.flip is true and the rows have shape {tuple(images.shape[1:])}; only images (channels, height, width) can be mirrored")
+        super().__init__(images, batch, seed, device)
+        self._turned = torch.empty(0, dtype=torch.bool)
+
+    def _shuffle(self, epoch: int) -> None:
+        super()._shuffle(epoch)
+        turned = torch.rand(self.rows, generator=rng.stream(self.seed, f"data/flip-{epoch}")) < 0.5
+        self._turned = turned.to(self.device)
+
+    def __call__(self, step: int) -> Tensor:
+        rows = super().__call__(step)
+        start = step % self.per_epoch * self.batch
+        return torch.where(self._turned[start : start + self.batch, None, None, None], rows.flip(-1), rows)
+
+
 class SentenceBatches(Batches):
     """The same for padded sentences: those of a batch have nearly the same length, and their common padding is cut off.
 

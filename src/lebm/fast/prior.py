@@ -42,7 +42,7 @@ class FastPrior:
         m = prior.mixture
         self._parts = 0 if m is None else m.parts
         self._of_u: tuple[Tensor, ...] = (one.bias,) * 3  # without a mixture: never read
-        self._whitened = self._of_u
+        self._whitened: tuple[Tensor, ...] = self._of_u
         if m is not None:
             blocks = torch.zeros(2, m.parts, 128, 128, device=one.weight.device, dtype=torch.float16 if dtype == torch.bfloat16 else dtype)
             self._of_u, self._whitened = (blocks[0], m.shift, m.constant), (blocks[1], torch.empty_like(m.shift), m.constant)
