@@ -198,7 +198,8 @@ class LatentEBM(nn.Module):
             raise DataError("the input has no rows; give at least one")
         check = getattr(self.generator, "as_input", None)
         t: Tensor = check(x) if check else as_floats(as_tensor(x))  # as training reads stored bytes
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+        checked = check is not None and not self.own_generator
+        if not checked and t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise DataError("the input contains NaN or infinity; remove or mend such rows")
         kind = next((p.dtype for p in self.parameters()), t.dtype)
         return t.to(kind) if t.is_floating_point() else t

@@ -63,7 +63,9 @@ class MirroredBatches(Batches):
 
     def __init__(self, images: Tensor, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
         if images.ndim != 4:
-            raise DataError(f"data.flip is true and the rows have shape {tuple(images.shape[1:])}; only images (channels, height, width) can be mirrored")
+            raise DataError(
+                f"data.flip is true and the rows have shape {tuple(images.shape[1:])}; only images (channels, height, width) can be mirrored"
+            )
         super().__init__(images, batch, seed, device)
         self._turned = torch.empty(0, dtype=torch.bool)
 
