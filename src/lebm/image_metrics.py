@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lebm import statistics as stats
@@ -56,9 +57,10 @@ def fid_gaussian(ev: Evaluation) -> Numbers:
 def fid_reconstruction(ev: Evaluation) -> Numbers:
     """The same of reconstructions: what the generator would give if the prior were what the posterior draws are."""
     images, part = _reference(ev)
-    images = images[: _how_many(ev)]
+    n = min(_how_many(ev), len(images))
+    images = images[torch.arange(n) * len(images) // n]  # from everywhere: a file's first images need not be like the others
     drawing = ev.model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
-    ev.protocol.update(reconstructed=f"the first {len(images)} {part} images", **drawing.protocol())
+    ev.protocol.update(reconstructed=f"{n} {part} images, evenly spaced", **drawing.protocol())
 
     def drawn(update: Any) -> Iterator[Tensor]:
         for i, rows in enumerate(images.split(CHUNK)):

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-SEEN = 1e-3  # weight of a batch in the running sums, of lebm.prior too
+SEEN = 4e-3  # weight of a batch in the running sums, of lebm.prior too: 250 updates, for what they follow moves
 COMMON = 0.03  # every Gaussian counts so much besides its own share, of what all have in common: none dies, none shrinks to a point
 FLOOR = 1e-4  # added to the variances of u
 
