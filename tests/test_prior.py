@@ -220,6 +220,21 @@ def test_the_base_follows_what_it_sees():
     torch.testing.assert_close(prior.inverse @ prior.root, torch.eye(3, dtype=torch.float64), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("base", ["fitted", "mixture"])
+def test_a_short_memory_follows_sooner(base):
+    """z = 1, seen for 50 updates after 0: of the mean the share 1 - (1 - 1/memory)^50 has moved."""
+    for memory in (20, 1000):
+        prior = GaussianPrior(2, Prior(kind="gaussian", base=base, parts=2, memory=memory)).double()
+        for _ in range(50):
+            prior.see(torch.ones(7, 2, dtype=torch.float64))
+        share = 1 - (1 - 1 / memory) ** 50
+        torch.testing.assert_close(prior.first, torch.full((2,), share, dtype=torch.float64))
+        if prior.mixture is not None:
+            torch.testing.assert_close(
+                prior.mixture.first.sum(0) - (1 - share) * prior.mixture.centres.sum(0) / 2, torch.full((2,), share, dtype=torch.float64)
+            )
+
+
 def test_a_base_that_cannot_be_fitted_stays():
     prior = GaussianPrior(2, Prior(kind="gaussian", base="fitted"))
     prior.second.fill_(float("nan"))

@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-SEEN = 4e-3  # weight of a batch in the running sums, of lebm.prior too: 250 updates, for what they follow moves
 COMMON = 0.03  # every Gaussian counts so much besides its own share, of what all have in common: none dies, none shrinks to a point
 FLOOR = 1e-4  # added to the variances of u
 
@@ -27,9 +26,9 @@ class OnlineMixture(nn.Module):
     shift: Tensor  # inverse times centre
     constant: Tensor  # log weight + the constants of a log density
 
-    def __init__(self, parts: int, nz: int) -> None:
+    def __init__(self, parts: int, nz: int, memory: int) -> None:
         super().__init__()
-        self.parts, self.nz = parts, nz
+        self.parts, self.nz, self.seen = parts, nz, 1 / memory  # the weight of a batch in the running sums
         eye, k = torch.eye(nz), torch.arange(parts)
         # One unit away from 0 along an axis each: alike they would stay alike.
         centres = eye[k % nz] * (1 - 2 * (k // nz % 2))[:, None]
@@ -76,9 +75,9 @@ class OnlineMixture(nn.Module):
     @torch.no_grad()
     def see(self, z: Tensor, u: Tensor) -> None:
         of = self._each(u)[1].softmax(-1).T / len(z)
-        self.share.lerp_(of.sum(1), SEEN)
-        self.first.lerp_(of @ z, SEEN)
-        self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, SEEN)
+        self.share.lerp_(of.sum(1), self.seen)
+        self.first.lerp_(of @ z, self.seen)
+        self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, self.seen)
 
     @torch.no_grad()
     def refit(self, mean: Tensor, second: Tensor, inverse: Tensor) -> None:

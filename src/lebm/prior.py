@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.config import Prior
-from lebm.mixture import SEEN, OnlineMixture
+from lebm.mixture import OnlineMixture
 from lebm.sampler import ChainLike, langevin
 
 FLOOR = 1e-4  # added to the variances of a fitted p_0
@@ -45,8 +45,9 @@ class GaussianPrior(nn.Module):
     def __init__(self, nz: int, config: Prior | None = None) -> None:
         super().__init__()
         self.nz = nz
-        self.fitted = config is not None and config.base != "standard"
-        self.mixture = OnlineMixture(config.parts, nz) if config is not None and config.base == "mixture" else None
+        config = config or Prior()
+        self.fitted, self.seen = config.base != "standard", 1 / config.memory
+        self.mixture = OnlineMixture(config.parts, nz, config.memory) if config.base == "mixture" else None
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
         if self.fitted:
             for name in ("mean", "first"):
@@ -112,8 +113,8 @@ class GaussianPrior(nn.Module):
     def see(self, z_pos: Tensor) -> None:
         """Posterior draws of a learning step, for a fitted p_0: nothing but sums, so that it can be captured."""
         if self.fitted:
-            self.first.lerp_(z_pos.mean(0), SEEN)
-            self.second.lerp_(z_pos.T @ z_pos / len(z_pos), SEEN)
+            self.first.lerp_(z_pos.mean(0), self.seen)
+            self.second.lerp_(z_pos.T @ z_pos / len(z_pos), self.seen)
             if self.mixture is not None:
                 self.mixture.see(z_pos, self.white(z_pos))
 

@@ -38,6 +38,7 @@ def check_values(c: Config) -> None:
         (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),
         (1 <= c.prior.depth <= 64, "prior.depth", c.prior.depth, "must be between 1 and 64"),
         (1 <= c.prior.parts <= 1000, "prior.parts", c.prior.parts, "must be between 1 and 1000"),
+        (1 <= c.prior.memory <= 10**6, "prior.memory", c.prior.memory, "must be between 1 and 1,000,000 updates"),
         (_mixture_numbers(c) <= MAX_WEIGHTS, "prior.parts", c.prior.parts, f"makes a mixture of {_mixture_numbers(c):.1e} numbers; {MAX_WEIGHTS:.0e} is the most"),
         (0 <= c.prior.leak < 1, "prior.leak", c.prior.leak, "must be at least 0 and below 1"),
         (_prior_weights(c) <= MAX_WEIGHTS, "prior.width", c.prior.width, f"makes a network of {_prior_weights(c):.1e} weights; {MAX_WEIGHTS:.0e} is the most"),
