@@ -18,6 +18,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: the fast
 from lebm import fast  # noqa: E402
 from lebm.config import Chain, Config, resolve  # noqa: E402
 from lebm.data import Batches  # noqa: E402
+from lebm.fast import tiles  # noqa: E402
 from lebm.fast.engine import FusedStep  # noqa: E402
 from lebm.fast.image import FastGenerator  # noqa: E402
 from lebm.fast.prior import FastPrior, fits  # noqa: E402
@@ -125,7 +126,9 @@ def test_energy_score_agrees_with_the_closed_form(nz: int, width: int, base: str
     FastPrior(prior, torch.float32).grad_f(z, out)
     exact = copy.deepcopy(prior).double().score(z.double()) + z
     assert relative(out, exact) < CLOSE
-    FastPrior(prior, torch.float16).grad_f(z, out)  # the Gaussians' own precision on CUDA
+    lean = FastPrior(prior, torch.float16)  # the Gaussians' own precision on CUDA
+    lean.lean = True  # as on a GPU with less shared memory
+    lean.grad_f(z, out)
     assert relative(out, exact) < 2e-3
 
 
@@ -160,8 +163,17 @@ def test_prior_chain_follows_the_reference_path_with_the_same_noise(base: str) -
             u = u + 0.08 * reference.white_score(u) + 0.4 * e[k + 1]
     assert relative(out, reference.coloured(u)) < CLOSE
     again = torch.empty_like(out)  # and from a start that is given, as z
-    FastPrior(prior, torch.float32).chain(again, start, seed, chain, fresh=False)
+    lean = FastPrior(prior, torch.float32)
+    lean.lean = True
+    lean.chain(again, start, seed, chain, fresh=False)
     assert relative(again, out) < CLOSE
+
+
+def test_stages_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = tiles.Tile(128, 256, 64, 8, 3)  # 48 KiB a stage
+    for kib, stages in ((227, 3), (163, 3), (99, 2), (64, 1), (16, 1)):
+        monkeypatch.setattr(tiles, "room", lambda kib=kib: kib * 1024)
+        assert tiles.stages(large) == stages
 
 
 def test_the_noise_is_standard_normal_and_differs_between_seeds() -> None:
@@ -247,7 +259,15 @@ def test_one_learning_step_equals_the_reference_with_the_same_noise(settings: li
             assert moved < 0.05, (name, moved)  # Adam's first step is the gradient's sign: entries near zero may flip
 
 
-def test_a_failing_engine_falls_back_to_the_reference_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+class Uncaptured:
+    def __init__(self, iterate, *_):  # type: ignore[no-untyped-def]
+        self.iterate = iterate
+
+    def __call__(self, rows: Tensor) -> object:
+        return self.iterate(rows)
+
+
+def test_a_failing_engine_falls_back_step_by_step_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("digits", "chains.prior.steps=2", "chains.posterior.steps=2")
     state = TrainingState(config, LatentEBM(config), torch.device("cpu"))
     batches = Batches(images(config, 8).cpu(), 4, 1)
@@ -256,7 +276,15 @@ def test_a_failing_engine_falls_back_to_the_reference_with_one_warning(monkeypat
     monkeypatch.setattr("lebm.fast.engine.FusedStep", lambda *_: 1 / 0)
     step = choose_engine(state, batches, said.append)(batches(0))
     assert torch.isfinite(step.log_px)
-    assert len(said) == 1 and "division by zero" in said[0] and "reference" in said[0]
+    assert len(said) == 2 and "division by zero" in said[0] and "captured without them" in said[0] and "reference" in said[1]
+    said.clear()
+    with monkeypatch.context() as m:  # where capturing works the plain step is captured
+        m.setattr("lebm.fast.engine.Captured", Uncaptured)
+        engine = choose_engine(state, batches, said.append)
+        assert isinstance(engine, Uncaptured) and torch.isfinite(engine(batches(0)).log_px)  # type: ignore[attr-defined]
+        assert len(said) == 1 and "captured without them" in said[0]
+        with pytest.raises(fast.Unavailable, match="division by zero"):  # a benchmark measures what was asked for, or nothing
+            fast.make_engine(state.model, state.optimizer, state.rng, batches(0))
     said.clear()
     monkeypatch.setitem(__import__("sys").modules, "lebm.fast.engine", None)  # as where Triton is missing
     assert torch.isfinite(choose_engine(state, batches, said.append)(batches(0)).log_px)

@@ -288,7 +288,7 @@ def choose_engine(state: TrainingState, batches: Batches, warn: Callable[[str], 
     config = state.config
     if fast.wanted(config, state.model.device):
         try:
-            return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step))
+            return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step), warn)
         except fast.Unavailable as e:
             warn(f"the fast engine is not available, learning goes on with the reference ({e})")
     if config.precision == "bfloat16":

@@ -32,10 +32,13 @@ def plain_prior_chain(config: Config) -> bool:
     return not c.first_steps and c.noise == 1 and not c.bound
 
 
-def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor) -> Callable[[Tensor], Step]:
+def make_engine(
+    model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor, warn: Callable[[str], None] | None = None
+) -> Callable[[Tensor], Step]:
     """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32.
 
     Text is captured for every width of a batch, with the table of words x vocabulary in bf16 unless the config says float32.
+    Where the kernels do not run, on a GPU that they were not made for, `warn` hears of it and learn_step is captured; without it that is an error.
     """
     try:
         from lebm.fast.engine import Captured, FusedStep
@@ -52,11 +55,21 @@ def make_engine(model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.G
         with working(model):
             return reference(rows)
 
+    fused = config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_prior_chain(config)
     try:
         if isinstance(model.generator, TextGenerator):
             return Buckets(text, model, optimizer, rng, example)
-        if config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_prior_chain(config):
-            return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
+        if fused:
+            try:
+                return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
+            except Exception as e:
+                if warn is None:
+                    raise
+                warn(f"the fused kernels do not run here ({_brief(e)}); the step is captured without them, in float32")
         return Captured(reference, model, optimizer, rng, example)
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works
-        raise Unavailable(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no message'}") from e
+        raise Unavailable(_brief(e)) from e
+
+
+def _brief(e: Exception) -> str:
+    return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no message'}"

@@ -30,10 +30,11 @@ def _row(v, c0, N: tl.constexpr):
 
 
 @triton.jit
-def _grad_f(z, w1, b1, w2, b2, w3, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr):
+def _grad_f(z, w1, b1, w2, b2, w3, again, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr):
     """z[R, 128] float32 -> grad f[R, 128] of the MLP NZ-ND-ND-1; w1[ND, NZ], w2[ND, ND] as nn.Linear keeps them, ND <= 256.
 
-    The two halves of the width are separate tensors: a Triton tensor has a power-of-two side and cannot be sliced.
+    The two halves of the width are separate tensors: a Triton tensor has a power-of-two side and cannot be sliced. `again` is 0: a constant, and
+    the weights stay in shared memory between there and back; a number at run time, and they are read twice, for GPUs with less of it.
     """
     dt = w1.dtype.element_ty
     zc = z.to(dt)
@@ -47,12 +48,12 @@ def _grad_f(z, w1, b1, w2, b2, w3, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.
     vb = tl.dot(hb, _block(w2, 128, 128, True, ND, ND), vb, input_precision="ieee") + _row(b2, 128, ND)
     da = (tl.where(va > 0, 1.0, LEAK) * _row(w3, 0, ND)).to(dt)
     db = (tl.where(vb > 0, 1.0, LEAK) * _row(w3, 128, ND)).to(dt)
-    ea = tl.dot(da, _block(w2, 0, 0, False, ND, ND), input_precision="ieee")
-    ea = tl.dot(db, _block(w2, 128, 0, False, ND, ND), ea, input_precision="ieee") * ma
-    eb = tl.dot(da, _block(w2, 0, 128, False, ND, ND), input_precision="ieee")
-    eb = tl.dot(db, _block(w2, 128, 128, False, ND, ND), eb, input_precision="ieee") * mb
-    g = tl.dot(ea.to(dt), _block(w1, 0, 0, False, ND, NZ), input_precision="ieee")
-    return tl.dot(eb.to(dt), _block(w1, 128, 0, False, ND, NZ), g, input_precision="ieee")
+    ea = tl.dot(da, _block(w2 + again, 0, 0, False, ND, ND), input_precision="ieee")
+    ea = tl.dot(db, _block(w2 + again, 128, 0, False, ND, ND), ea, input_precision="ieee") * ma
+    eb = tl.dot(da, _block(w2 + again, 0, 128, False, ND, ND), input_precision="ieee")
+    eb = tl.dot(db, _block(w2 + again, 128, 128, False, ND, ND), eb, input_precision="ieee") * mb
+    g = tl.dot(ea.to(dt), _block(w1 + again, 0, 0, False, ND, NZ), input_precision="ieee")
+    return tl.dot(eb.to(dt), _block(w1 + again, 128, 0, False, ND, NZ), g, input_precision="ieee")
 
 
 @triton.jit
@@ -79,6 +80,7 @@ def _mixture_score(z, inverses, shift, constant, NZ: tl.constexpr, R: tl.constex
 def prior_chain(
     out, start, seed, w1, b1, w2, b2, w3, inverses, shift, constant, rows, drift, size, zero,
     K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
+    LEAN: tl.constexpr,
 ):  # fmt: skip
     """K Langevin steps of R rows a program, to the prior; FRESH: from N(0, I), and the start is kept too; otherwise from `start`.
     p_0 is N(0, I), or where there are PARTS a mixture.
@@ -96,8 +98,8 @@ def prior_chain(
     else:
         z = tl.load(start + p, mask=ok, other=0.0)
     for k in range(0, K):
-        q = tl.multiple_of(k * zero, 16)
-        g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, NZ, ND, LEAK)
+        q = k * zero
+        g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, zero if LEAN else 0, NZ, ND, LEAK)
         if PARTS:
             g += _mixture_score(z, inverses + q, shift, constant, NZ, R, PARTS)
         else:
@@ -109,15 +111,15 @@ def prior_chain(
 
 @triton.jit
 def energy_score(
-    z, out, w1, b1, w2, b2, w3, inverses, shift, constant, rows,
-    NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr,
+    z, out, w1, b1, w2, b2, w3, inverses, shift, constant, rows, zero,
+    NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, LEAN: tl.constexpr,
 ):  # fmt: skip
     """out[rows, NZ] = grad f(z); where p_0 is a mixture of PARTS, with its score and z."""
     m, i = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, 128)
     ok = (m < rows)[:, None] & (i < NZ)[None, :]
     p = m[:, None] * NZ + i[None, :]
     v = tl.load(z + p, mask=ok, other=0.0)
-    g = _grad_f(v, w1, b1, w2, b2, w3, NZ, ND, LEAK)
+    g = _grad_f(v, w1, b1, w2, b2, w3, zero if LEAN else 0, NZ, ND, LEAK)
     if PARTS:
         g += _mixture_score(v, inverses, shift, constant, NZ, R, PARTS) + v
     tl.store(out + p, g, mask=ok)

@@ -182,7 +182,7 @@ class FastGenerator:
 
 
 def _how(t: tiles.Tile) -> dict[str, int]:
-    return {"num_warps": t.warps, "num_stages": t.stages}
+    return {"num_warps": t.warps, "num_stages": tiles.stages(t)}
 
 
 def fastest() -> Any:

@@ -30,6 +30,7 @@ class FastPrior:
 
     def __init__(self, prior: EnergyPrior, dtype: torch.dtype = torch.bfloat16) -> None:
         self.prior, self.nz, self.width, self.leak = prior, prior.nz, prior.config.width, prior.config.leak
+        self.lean = tiles.room() < tiles.PRIOR_ROOM
         one, two, three = prior.linear()
         self._masters = [one.weight, two.weight]
         self._work = [torch.empty_like(w, dtype=dtype) for w in self._masters]
@@ -78,7 +79,7 @@ class FastPrior:
             u = start if fresh or not self.prior.fitted else self.prior.white(start)
         kernels.prior_chain[(cdiv(rows, r),)](
             out, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
-            num_warps=tiles.PRIOR_WARPS, num_stages=1,
+            self.lean, num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
         if self.prior.fitted:
             out.copy_(self.prior.coloured(out))
@@ -89,7 +90,7 @@ class FastPrior:
         """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
         r = tiles.PRIOR_ROWS
         kernels.energy_score[(cdiv(len(z), r),)](
-            z, out, *self._of_z, *self._whitened, len(z), self.nz, self.width, self.leak, r, self._parts,
+            z, out, *self._of_z, *self._whitened, len(z), 0, self.nz, self.width, self.leak, r, self._parts, self.lean,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
         if self.prior.fitted and not self._parts:
