@@ -78,7 +78,7 @@ def move_base(prior: GaussianPrior) -> None:
     prior.inverse.copy_(torch.linalg.inv(root))
     if prior.mixture is not None:  # as if half the rows had gone elsewhere
         z, u = (torch.randn(50, prior.nz, generator=rng).to(prior.mean) for _ in range(2))
-        prior.mixture.see(3 * z, u)
+        prior.mixture.see(3 * z, u, 1e-3)
         prior.mixture.share.mul_(1 + torch.rand(prior.mixture.parts, generator=rng).to(prior.mean))
         mean = prior.mean.double().cpu()
         prior.mixture.refit(mean, torch.eye(prior.nz).double() + mean.outer(mean), prior.inverse.double().cpu())

@@ -26,9 +26,9 @@ class OnlineMixture(nn.Module):
     shift: Tensor  # inverse times centre
     constant: Tensor  # log weight + the constants of a log density
 
-    def __init__(self, parts: int, nz: int, memory: int) -> None:
+    def __init__(self, parts: int, nz: int) -> None:
         super().__init__()
-        self.parts, self.nz, self.seen = parts, nz, 1 / memory  # the weight of a batch in the running sums
+        self.parts, self.nz = parts, nz
         eye, k = torch.eye(nz), torch.arange(parts)
         # One unit away from 0 along an axis each: alike they would stay alike.
         centres = eye[k % nz] * (1 - 2 * (k // nz % 2))[:, None]
@@ -73,11 +73,12 @@ class OnlineMixture(nn.Module):
         return each.gather(1, k.view(-1, 1, 1).expand(-1, 1, self.nz)).squeeze(1)
 
     @torch.no_grad()
-    def see(self, z: Tensor, u: Tensor) -> None:
+    def see(self, z: Tensor, u: Tensor, weight: float) -> None:
+        """A batch, which counts `weight` in the running sums."""
         of = self._each(u)[1].softmax(-1).T / len(z)
-        self.share.lerp_(of.sum(1), self.seen)
-        self.first.lerp_(of @ z, self.seen)
-        self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, self.seen)
+        self.share.lerp_(of.sum(1), weight)
+        self.first.lerp_(of @ z, weight)
+        self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, weight)
 
     @torch.no_grad()
     def refit(self, mean: Tensor, second: Tensor, inverse: Tensor) -> None:

@@ -45,9 +45,9 @@ class GaussianPrior(nn.Module):
     def __init__(self, nz: int, config: Prior | None = None) -> None:
         super().__init__()
         self.nz = nz
-        config = config or Prior()
-        self.fitted, self.seen = config.base != "standard", 1 / config.memory
-        self.mixture = OnlineMixture(config.parts, nz, config.memory) if config.base == "mixture" else None
+        self.config = config = config or Prior()
+        self.fitted = config.base != "standard"
+        self.mixture = OnlineMixture(config.parts, nz) if config.base == "mixture" else None
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
         if self.fitted:
             for name in ("mean", "first"):
@@ -113,10 +113,11 @@ class GaussianPrior(nn.Module):
     def see(self, z_pos: Tensor) -> None:
         """Posterior draws of a learning step, for a fitted p_0: nothing but sums, so that it can be captured."""
         if self.fitted:
-            self.first.lerp_(z_pos.mean(0), self.seen)
-            self.second.lerp_(z_pos.T @ z_pos / len(z_pos), self.seen)
+            weight = 1 / self.config.memory
+            self.first.lerp_(z_pos.mean(0), weight)
+            self.second.lerp_(z_pos.T @ z_pos / len(z_pos), weight)
             if self.mixture is not None:
-                self.mixture.see(z_pos, self.white(z_pos))
+                self.mixture.see(z_pos, self.white(z_pos), weight)
 
     @torch.no_grad()
     def refit(self) -> None:
@@ -139,8 +140,7 @@ class EnergyPrior(GaussianPrior):
 
     def __init__(self, nz: int, config: Prior | None = None) -> None:
         super().__init__(nz, config)
-        config = config or Prior()
-        self.config = config
+        config = self.config
         sizes = [nz] + [config.width] * config.depth + [1]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         for layer in self.linear():

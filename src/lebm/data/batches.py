@@ -67,17 +67,15 @@ class MirroredBatches(Batches):
                 f"data.flip is true and the rows have shape {tuple(images.shape[1:])}; only images (channels, height, width) can be mirrored"
             )
         super().__init__(images, batch, seed, device)
-        self._turned = torch.empty(0, dtype=torch.bool)
+        self._turned = torch.empty(0, dtype=torch.bool)  # where the images are, a row for each
 
     def _shuffle(self, epoch: int) -> None:
         super()._shuffle(epoch)
-        turned = torch.rand(self.rows, generator=rng.stream(self.seed, f"data/flip-{epoch}")) < 0.5
-        self._turned = turned.to(self.device)
+        self._turned = (torch.rand(self.rows, generator=rng.stream(self.seed, f"data/flip-{epoch}")) < 0.5).to(self.images.device)
 
     def __call__(self, step: int) -> Tensor:
-        rows = super().__call__(step)
-        start = step % self.per_epoch * self.batch
-        return torch.where(self._turned[start : start + self.batch, None, None, None], rows.flip(-1), rows)
+        rows, turned = super().__call__(step), self._turned[self.indices(step)].to(self.device)
+        return torch.where(turned[:, None, None, None], rows.flip(-1), rows)
 
 
 class SentenceBatches(Batches):
