@@ -277,6 +277,7 @@ def test_a_failing_engine_falls_back_step_by_step_and_says_so(monkeypatch: pytes
     step = choose_engine(state, batches, said.append)(batches(0))
     assert torch.isfinite(step.log_px)
     assert len(said) == 2 and "division by zero" in said[0] and "captured without them" in said[0] and "reference" in said[1]
+    assert "generator on cpu" in said[1]
     said.clear()
     with monkeypatch.context() as m:  # where capturing works the plain step is captured
         m.setattr("lebm.fast.engine.Captured", Uncaptured)

@@ -62,6 +62,15 @@ def test_without_results_only_published_numbers_stand(place):
     assert row(page, "ladder")[1:] == ["0.008 / 24.16", "- / 63.42", "0.004 / 32.15"]
 
 
+def test_ways_to_draw_z_with_their_cost(place):
+    speed = {"iteration_ms": 2.5, "infer_ms": 0.04, "infer_ratio": 99.8}
+    protocol = {"checkpoint": "last", "speed": {"chains": "from N(0, I), doubled from 20 to 1280 steps: still a larger error"}}
+    put(place, svhn_warm=result("svhn-warm", {"fid": 22.0, "mse": 0.0025, **speed}, protocol=protocol), svhn=result("svhn", {"fid": 31.0}))
+    page = written(place)[1].split("## Ways to draw z")[1].split("\n## ")[0]
+    assert row(page, "`svhn-warm`")[1:10] == ["warm", "langevin", "10", "60", "22.00", "0.0025", "2.50", "0.040", "over 99.8 times slower"]
+    assert "`svhn`" not in page, "its speed was not measured"
+
+
 def test_our_rows(place):
     put(
         place,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +272,16 @@ def ablation(results: Results, to_results: str) -> str:
     return table(["SVHN", "FID"], rows) if len(rows) > before else ""
 
 
+def _parts(r: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], Any, dict[str, Any]]]:
+    """Experiment, metrics, config, steps and protocol: of each experiment where a file holds several."""
+    keys = ("metrics", "config", "steps", "protocol")
+    for e in r["metrics"] if r["experiment"] == SIDE_BY_SIDE else [None]:
+        metrics, config, steps, protocol = (r[k] if e is None else r[k][e] for k in keys)
+        yield e or r["experiment"], metrics, config, steps, protocol
+
+
 def side_by_side(results: Results, to_results: str) -> str:
-    """Different experiments on one data set, as `lebm evaluate --beside` measured them: quality and cost of the ways to draw z."""
+    """Quality and cost of the ways to draw z: experiments that `lebm evaluate --beside` measured together, and others whose speed is known."""
     head = [
         "experiment",
         "posterior",
@@ -291,13 +299,13 @@ def side_by_side(results: Results, to_results: str) -> str:
     ]
     rows = []
     for name, r in results.items():
-        if r["experiment"] != SIDE_BY_SIDE:
-            continue
-        for e, metrics in r["metrics"].items():
-            config, one = r["config"][e], {"metrics": metrics}
-            chains, steps = config["chains"], r["steps"][e]
+        for e, metrics, config, steps, protocol in _parts(r):
+            if "iteration_ms" not in metrics and r["experiment"] != SIDE_BY_SIDE:
+                continue
+            chains, one = config["chains"], {"metrics": metrics}
             cost = [number(one, "iteration_ms", 2), number(one, "infer_ms", 3), number(one, "infer_ratio", 1)]
-            times = cost[2] if cost[2] == "-" else f"{cost[2]} times slower"
+            over = "over " if "still" in protocol.get("speed", {}).get("chains", "") else ""
+            times = cost[2] if cost[2] == "-" else f"{over}{cost[2]} times slower"
             made = [config["draw"]["posterior"], config["draw"]["prior"], str(chains["posterior"]["steps"]), str(chains["prior"]["steps"])]
             quality = [number(one, "fid", 2), number(one, "mse", 4)]
             ends = [f"{steps:,}" if isinstance(steps, int) else "-", str(r["device"]), f"[{name}.json]({to_results}{name}.json)"]

@@ -208,6 +208,8 @@ class Captured:
     def __init__(
         self, iterate: Iterate, model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor, pool: Any = None
     ) -> None:
+        if rng.device.type != "cuda":  # registering another kind with a graph would end the process
+            raise ValueError(f"a CUDA graph cannot draw from a generator on {rng.device}")
         self.rows = example.clone()
         self.iterate = iterate  # its buffers live as long as the graph
         before = _snapshot(model, optimizer, rng)
