@@ -89,7 +89,7 @@ def test_our_rows(place):
         assert row(text, "**lebm**, our settings")[1].startswith(f"[- / 23.90]({link}svhn-best.json)")
     detail = row(page, "`svhn`", "svhn-paper.json", "50,000")
     assert detail == [
-        *("`svhn`", "SVHN", "29.12 ± 0.46", "50,000", "0.0100", "0.0071 ± 0.0001", "last", "70,000 updates", "3"),
+        *("`svhn`", "SVHN", "29.12 ± 0.46", "50,000", "-", "0.0100", "0.0071 ± 0.0001", "last", "70,000 updates", "3"),
         "[svhn-paper.json](../results/svhn-paper.json)",
     ]
 
@@ -129,7 +129,8 @@ def test_the_learned_prior(place):
     assert row(page, "N(0, I), the same generator")[1] == "43.39"
     assert row(page, "**lebm**, learned prior")[1] == "30.00" and row(page, "learned with N(0, I)")[1] == "44.00"
     assert row(page, "`svhn`, samples from N(0, I)")[1] == "90.00"
-    put(place, svhn_best=result("svhn-best", {"fid": 31.0, "fid_gaussian": 32.0}))
+    put(place, svhn_best=result("svhn-best", {"fid": 31.0, "fid_gaussian": 32.0, "fid_reconstruction": 21.5}))
+    assert row(written(place)[1], "`svhn-best`", "50,000")[4] == "21.50"
     assert row(written(place)[1], "`svhn-best`, samples from a mixture of Gaussians instead of its learned prior")[1] == "32.00"
 
 

@@ -239,12 +239,13 @@ def marks(label: str) -> str:
 
 def details(results: Results, to_results: str) -> str:
     """A row a result on the paper's sets: what was measured, after how many updates, over how many seeds."""
-    head = ["experiment", "data", "FID", "samples", "mse", "mse_100", "checkpoint", "updates", "seeds", "file"]
+    head = ["experiment", "data", "FID", "samples", "FID of reconstructions", "mse", "mse_100", "checkpoint", "updates", "seeds", "file"]
     rows = []
     for name, r in results.items():
         if column(r):
             drawn = ((r["protocol"] or {}).get("fid") or {}).get("samples")
-            shown = [number(r, "fid", 2), f"{drawn:,}" if isinstance(drawn, int) else "-", number(r, "mse", 4), number(r, "mse_100", 4)]
+            fids = [number(r, "fid", 2), f"{drawn:,}" if isinstance(drawn, int) else "-", number(r, "fid_reconstruction", 2)]
+            shown = [*fids, number(r, "mse", 4), number(r, "mse_100", 4)]
             file = f"[{name}.json]({to_results}{name}.json)"
             rows.append([f"`{r['experiment']}`", data_label(r), *shown, checkpoint_word(r), updates(r), str(seeds(r)), file])
     return table(head, rows) if rows else ""
