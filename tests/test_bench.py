@@ -72,6 +72,7 @@ def test_a_bench_writes_a_result_with_every_field(tmp_path, monkeypatch):
     bench.bench(["digits"], "cpu", tmp_path / "b.json", True, TINY, Console(file=screen, width=120))
     result = json.loads((tmp_path / "b.json").read_text())
     assert tuple(result) == KEYS and result["experiment"] == "bench-cpu"
+    assert result["config"]["digits"] == resolve("digits", TINY).to_dict()
     m = result["metrics"]["digits"]
     assert m["listing_ms"] == m["ours_ms"] == 2 and m["ratio"] == m["prior_ratio"] == 1
     assert m["images_per_s"] == 250_000 and m["floor_ms"] == pytest.approx(1e3 * m["flops"] / m["matrix_flops_per_s"])

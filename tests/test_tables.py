@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lebm import published, results, tables
+from lebm.cells import RECROPPED
 from lebm.config import resolve
 from lebm.errors import UserError
 
@@ -64,7 +65,7 @@ def test_without_results_only_published_numbers_stand(place):
 
 def test_ways_to_draw_z_with_their_cost(place):
     speed = {"iteration_ms": 2.5, "infer_ms": 0.04, "infer_ratio": 99.8}
-    protocol = {"checkpoint": "last", "speed": {"chains": "from N(0, I), doubled from 20 to 1280 steps: still a larger error"}}
+    protocol = {"checkpoint": "last", "speed": {"mse": 0.0025, "chains_mse": 0.0034}}
     put(place, svhn_warm=result("svhn-warm", {"fid": 22.0, "mse": 0.0025, **speed}, protocol=protocol), svhn=result("svhn", {"fid": 31.0}))
     page = written(place)[1].split("## Ways to draw z")[1].split("\n## ")[0]
     assert row(page, "`svhn-warm`")[1:10] == ["warm", "langevin", "10", "60", "22.00", "0.0025", "2.50", "0.040", "over 99.8 times slower"]
@@ -105,7 +106,7 @@ def test_every_number_of_ours_is_from_a_file(place):
 def test_data_that_differs_carries_its_name(place):
     put(
         place,
-        svhn_paper=result("svhn", {"fid": 1.0}, {"sha256": tables.RECROPPED}),
+        svhn_paper=result("svhn", {"fid": 1.0}, {"sha256": RECROPPED}),
         celeba64_paper=result("celeba64", {"fid": 2.0}, {"train": 27_000, "test": 3_000}),
     )
     for text in written(place):
@@ -156,7 +157,12 @@ def test_speed_digits_and_calibration(place):
     put(
         place,
         bench_h200=results.result(
-            experiment="bench-h200", metrics={"svhn": times, "odd": {"ours_ms": 1.0}}, device="NVIDIA H200", code="c", command="x"
+            experiment="bench-h200",
+            metrics={"svhn": times, "svhn-warm": times, "odd": {"ours_ms": 1.0}},
+            config={"svhn": resolve("svhn").to_dict(), "svhn-warm": resolve("svhn-warm", ["chains.posterior.steps=15"]).to_dict()},
+            device="NVIDIA H200",
+            code="c",
+            command="x",
         ),
         digits=result("digits", {"frechet": 1.87, "frechet_gaussian": 19.52, "mse": 0.1, "mse_100": 0.0712}, steps=1500),
         fid_calibration=results.result(
@@ -166,6 +172,7 @@ def test_speed_digits_and_calibration(place):
     block, page = written(place)
     for text in (block, page):
         assert row(text, "`svhn`", "H200")[2:8] == ["104.3", "2.72", "38.3", "40.0", "123,457", "1.40 (51% reached)"]
+        assert row(text, "`svhn-warm`")[0] == "`svhn-warm`; chains.posterior.steps 15", "the preset has other settings now"
         assert row(text, "`odd`")[2:8] == ["-", "1.00", "-", "-", "-", "-"]
         assert all(n in text for n in ("after 1,500 updates:", "distance of 1.9 ", "at 19.5;", "error of 0.071 ", "1 seed:"))
     assert row(page, "`cifar10:train`")[1:3] == ["3.1518", "3.15"] and "3.1518" not in block

@@ -331,8 +331,10 @@ def bench(presets: list[str], device_name: str, out: Path | None, sweeps: bool, 
     device = pick_device(device_name)
     begun = time.monotonic()
     metrics: dict[str, Any] = {}
+    configs: dict[str, Any] = {}
     for preset in presets:
         config = resolve(preset, settings)
+        configs[preset] = config.to_dict()
         if config.prior.kind != "energy":
             raise ConfigError(f"preset {preset} has a Gaussian prior; the bench compares models with an energy network")
         console.print(f"measuring {preset} …", highlight=False)
@@ -351,6 +353,7 @@ def bench(presets: list[str], device_name: str, out: Path | None, sweeps: bool, 
             "python": platform.python_version(),
         },
         data={"name": "noise"},
+        config=configs,
         device=results.device_name(device),
         seconds=round(time.monotonic() - begun, 1),
     )

@@ -7,12 +7,31 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lebm import checkpoint
-from lebm.config import BASES, preset_names, resolve
+from lebm.cells import (
+    LONG_RUN,
+    NOTES,
+    SIDE_BY_SIDE,
+    base,
+    checkpoint_word,
+    column,
+    data_label,
+    kind,
+    length,
+    link,
+    mark,
+    marks,
+    number,
+    own_mse,
+    seeds,
+    table,
+    unlike,
+    updates,
+)
 from lebm.errors import UserError
 from lebm.published import (
     ABLATIONS,
@@ -23,20 +42,14 @@ from lebm.published import (
     KNOWN_FIDS,
     PAPER,
     PAPER_TEXT,
-    PAPER_UPDATES,
     TABLE_1,
     TABLE_2,
     TEXT_COLUMNS,
 )
 from lebm.results import KEYS
-from lebm.runs import FREE_ON_RESUME, flat
 
-SIDE_BY_SIDE = "side-by-side"  # results.side_by_side
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 Results = Mapping[str, Mapping[str, Any]]  # file name without .json -> what it holds
-
-LONG_RUN = "long_run_ratio"  # the metric that tells a long-run test from an evaluation
-
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 KINDS = {
     "": "the paper's settings",
     "best": "our settings",
@@ -45,11 +58,6 @@ KINDS = {
 }
 TEXT_KINDS = {"": "learned prior", "gaussian": "N(0, I) as prior, the same generator and learning"}
 SHOWS_ORIGINALS = ("svhn", "cifar10", "mnist", "digits")  # sets whose own pictures may be shown beside reconstructions
-RECROPPED = "0244d93d46eb266580b1f5ad012f1669b61ddce0f9712d3b421ff6f1d566f524"  # data.sha256 of SVHN cut from Format 1 again
-NOTES = {
-    "SVHN, re-cropped from Format 1": "cut again from the full-number images with the published boxes: 98 % of the pixel values equal the official crops', the largest difference is 5",
-    "CelebA-30k, squashed": "30,000 faces (the paper uses 40,000), the whole frame squashed to a square and recompressed: its FID compares models on this set, not with the paper's",
-}
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -64,92 +72,6 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
             raise UserError(f"{path} is no result: it must have the keys {', '.join(KEYS)}; write it with `lebm ... --result`")
         out[path.stem] = values
     return out
-
-
-def column(result: Mapping[str, Any]) -> str | None:
-    """Which column of Table 1 a result belongs to; a long-run test has a table of its own."""
-    if LONG_RUN in (result.get("metrics") or {}):
-        return None
-    config = result["config"] or {}
-    if result["experiment"] == SIDE_BY_SIDE:
-        return None
-    name = (result["data"] or {}).get("name")
-    name = f"celeba{config.get('generator', {}).get('size')}" if name == "celeba" else name
-    return name if name in COLUMNS else None
-
-
-def kind(result: Mapping[str, Any]) -> str:
-    """svhn-best -> best, svhn -> ""."""
-    return str(result["experiment"]).removeprefix(column(result) or "").strip("-")
-
-
-def data_label(result: Mapping[str, Any]) -> str:
-    """The data as a write-up must call it."""
-    data = result["data"] or {}
-    if data.get("sha256") == RECROPPED:
-        return "SVHN, re-cropped from Format 1"
-    if data.get("name") == "celeba" and data.get("test") == 3000 and data.get("train", 40_000) <= 27_000:
-        return "CelebA-30k, squashed"
-    return COLUMNS.get(column(result) or "", str(data.get("name")))
-
-
-def number(result: Mapping[str, Any], name: str, digits: int) -> str:
-    """A metric, with its standard deviation over seeds; "-" where it was not measured."""
-    value, spread = (result["metrics"].get(key) for key in (name, f"{name}_spread"))
-    if not isinstance(value, int | float):
-        return "-"
-    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if isinstance(spread, int | float) else "")
-
-
-def own_mse(result: Mapping[str, Any]) -> str:
-    """`mse_100`; of a run that draws z from the posterior in a way of its own, `mse` by that way."""
-    by = ((result["config"] or {}).get("draw") or {}).get("posterior", "langevin")
-    return number(result, "mse_100", 4) if by == "langevin" else f"{number(result, 'mse', 4)} ({by})"
-
-
-def updates(result: Mapping[str, Any]) -> str:
-    steps = result["steps"]
-    if not isinstance(steps, int):
-        return "-"
-    far = f", {steps / PAPER_UPDATES:.0%} of the paper's" if column(result) and steps < PAPER_UPDATES else ""
-    return f"{steps:,} updates{far}"
-
-
-def seeds(result: Mapping[str, Any]) -> int:
-    return len(result["per_seed"] or [1])
-
-
-def length(result: Mapping[str, Any]) -> str:
-    """In small print beside a number: which checkpoint, how many updates and seeds."""
-    count = seeds(result)
-    return f"<br><sub>{checkpoint_word(result)} checkpoint, {updates(result)}, {count} seed{'s' * (count > 1)}{unlike(result)}</sub>"
-
-
-def unlike(result: Mapping[str, Any]) -> str:
-    """; KEY VALUE, ...: where a result was learned with other settings than the preset of its name has now."""
-    name, config = str(result["experiment"]).removesuffix("-long-run"), result["config"] or {}
-    if name not in preset_names():
-        return ""
-    draw = config.get("draw") or {}
-    idle = [
-        part
-        for part, used in (("flow", draw.get("prior") in ("flow", "warm")), ("encoder", draw.get("posterior") in ("amortised", "warm")))
-        if not used
-    ]
-    unused = tuple(f"{part}." for part in idle) + tuple(f"learning.{part}_rate" for part in idle)
-    was, now = flat(config), flat(resolve(name).to_dict())
-    changed = [f"{k} {was[k]}" for k in now if k in was and was[k] != now[k] and k not in (*FREE_ON_RESUME, "seed") and not k.startswith(unused)]
-    return f"; {', '.join(changed)}" if changed else ""
-
-
-def checkpoint_word(result: Mapping[str, Any]) -> str:
-    return str((result["protocol"] or {}).get("checkpoint", "-"))
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(head), *map(list, rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def table_1(results: Results, to_results: str, baselines: bool) -> str:
@@ -229,14 +151,6 @@ def quoted(results: Results, root: Path) -> str:
     return "\n\n".join(parts)
 
 
-def mark(result: Mapping[str, Any]) -> str:
-    return marks(data_label(result))
-
-
-def marks(label: str) -> str:
-    return "\\" + "*" * (list(NOTES).index(label) + 1) if label in NOTES else ""
-
-
 def details(results: Results, to_results: str) -> str:
     """A row a result on the paper's sets: what was measured, after how many updates, over how many seeds."""
     head = ["experiment", "data", "FID", "samples", "FID of reconstructions", "mse", "mse_100", "checkpoint", "updates", "seeds", "file"]
@@ -246,14 +160,9 @@ def details(results: Results, to_results: str) -> str:
             drawn = ((r["protocol"] or {}).get("fid") or {}).get("samples")
             fids = [number(r, "fid", 2), f"{drawn:,}" if isinstance(drawn, int) else "-", number(r, "fid_reconstruction", 2)]
             shown = [*fids, number(r, "mse", 4), number(r, "mse_100", 4)]
-            file = f"[{name}.json]({to_results}{name}.json)"
+            file = link(name, to_results)
             rows.append([f"`{r['experiment']}`", data_label(r), *shown, checkpoint_word(r), updates(r), str(seeds(r)), file])
     return table(head, rows) if rows else ""
-
-
-def base(r: Mapping[str, Any]) -> str:
-    """p_0 of a result's run."""
-    return BASES.get(r["config"].get("prior", {}).get("base"), "N(0, I)")
 
 
 def ablation(results: Results, to_results: str) -> str:
@@ -262,14 +171,14 @@ def ablation(results: Results, to_results: str) -> str:
     before = len(rows)
     for name, r in results.items():
         if column(r) == "svhn":
-            link = f"[{name}.json]({to_results}{name}.json)"
+            file = link(name, to_results)
             if kind(r) in ("", "gaussian"):
                 rows.append(
-                    [f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'}{unlike(r)} ({link})", number(r, "fid", 2)]
+                    [f"**lebm**, {'learned prior' if not kind(r) else 'learned with N(0, I) as prior'}{unlike(r)} ({file})", number(r, "fid", 2)]
                 )
             if "fid_gaussian" in r["metrics"]:
                 what = f"`{r['experiment']}`, samples from {base(r)} instead of its learned prior"
-                rows.append([f"**lebm**, {what} ({link})", number(r, "fid_gaussian", 2)])
+                rows.append([f"**lebm**, {what} ({file})", number(r, "fid_gaussian", 2)])
     return table(["SVHN", "FID"], rows) if len(rows) > before else ""
 
 
@@ -305,11 +214,12 @@ def side_by_side(results: Results, to_results: str) -> str:
                 continue
             chains, one = config["chains"], {"metrics": metrics}
             cost = [number(one, "iteration_ms", 2), number(one, "infer_ms", 3), number(one, "infer_ratio", 1)]
-            over = "over " if "still" in protocol.get("speed", {}).get("chains", "") else ""
+            how = protocol.get("speed") or {}
+            over = "over " if how.get("chains_mse", 0) > how.get("mse", 0) else ""  # the longest chains were still worse
             times = cost[2] if cost[2] == "-" else f"{over}{cost[2]} times slower"
             made = [config["draw"]["posterior"], config["draw"]["prior"], str(chains["posterior"]["steps"]), str(chains["prior"]["steps"])]
             quality = [number(one, "fid", 2), number(one, "mse", 4)]
-            ends = [f"{steps:,}" if isinstance(steps, int) else "-", str(r["device"]), f"[{name}.json]({to_results}{name}.json)"]
+            ends = [f"{steps:,}" if isinstance(steps, int) else "-", str(r["device"]), link(name, to_results)]
             rows.append([f"`{e}`", *made, *quality, *cost[:2], times, *ends])
     return table(head, rows) if rows else ""
 
@@ -326,7 +236,7 @@ def anomaly(results: Results, to_results: str, baselines: bool) -> str:
         count = len({p["seed"] for p in r["per_seed"] or []})
         seeds = f" <br><sub>{count} seed{'s' * (count > 1)}, {checkpoint_word(r)}</sub>" if count else ""
         label = f"{'' if not count else '**lebm**, '}{named[r['experiment']]}"
-        rows.append([f"{label} ([{name}.json]({to_results}{name}.json)){seeds}", *(_auprc(r["metrics"]["auprc"].get(d)) for d in ANOMALY_DIGITS)])
+        rows.append([f"{label} ({link(name, to_results)}){seeds}", *(_auprc(r["metrics"]["auprc"].get(d)) for d in ANOMALY_DIGITS)])
     chance = {d: value for r in ours.values() for d, value in (r["metrics"].get("chance") or {}).items()}
     rows.append(["chance on our split", *(f"{chance[d]:.3f}".lstrip("0") if d in chance else "-" for d in ANOMALY_DIGITS)])
     return table(["AUPRC, higher is better; the anomaly is", *ANOMALY_DIGITS], rows)
@@ -348,7 +258,7 @@ def long_runs(results: Results, to_results: str) -> str:
             kind, steps = ("FID" if short.startswith("fid") else "Fréchet distance of pixels"), [key.split("_")[1] for key in (short, long)]
             how = r["protocol"]["long_run"]
             shown = [f"{kind} {number(r, key, 2)} after {k} steps" for key, k in zip((short, long), steps, strict=True)]
-            file = f"[{name}.json]({to_results}{name}.json)"
+            file = link(name, to_results)
             rows.append(
                 [
                     f"`{r['experiment']}`, an energy over {base(r)}{unlike(r)}",
@@ -388,7 +298,8 @@ def speed(results: Results, to_results: str) -> str:
                 shown("prior_ratio", ".1f"),
                 shown("images_per_s", ",.0f"),
             ]
-            rows.append([f"`{preset}`", str(r["device"]), *times, floor, f"[{name}.json]({to_results}{name}.json)"])
+            other = unlike({"experiment": preset, "config": (r["config"] or {}).get(preset)})
+            rows.append([f"`{preset}`{other}", str(r["device"]), *times, floor, link(name, to_results)])
     return table(head, rows) if rows else ""
 
 
@@ -411,7 +322,7 @@ def calibration(results: Results, to_results: str) -> str:
     for name, r in results.items():
         if r["experiment"] == "fid" and {"a", "b"} <= set(r["data"] or {}):
             a, b = (r["data"][key]["name"] for key in "ab")
-            rows.append([f"`{a}`, `{b}`", number(r, "fid", 4), KNOWN_FIDS.get((a, b), "-"), f"[{name}.json]({to_results}{name}.json)"])
+            rows.append([f"`{a}`, `{b}`", number(r, "fid", 4), KNOWN_FIDS.get((a, b), "-"), link(name, to_results)])
     return table(["between", "FID here", "commonly known", "file"], rows) if rows else ""
 
 
