@@ -17,7 +17,9 @@ import torch
 import typer
 from PIL import Image
 
+import lebm
 from lebm import cli
+from lebm.config import resolve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -192,3 +194,13 @@ def test_the_words_around_the_tables_quote_no_number():
     section = README.split("## Results against the paper")[1].split("\n## ")[0]
     around = section.split("<!-- results:begin -->")[0] + section.split("<!-- results:end -->")[1]
     assert re.findall(r"\d+\.\d+", around) == []
+
+
+def test_the_models_that_come_along():
+    files = sorted((ROOT / "models").glob("*.safetensors"))
+    assert [f.name for f in files] == sorted(re.findall(r"^\| `(.+?)`", (ROOT / "models" / "README.md").read_text(), re.M))
+    for f in files:
+        model = lebm.load(f)
+        assert f.stat().st_size < 20 << 20 and model.config.generator == resolve(f.stem).generator and model.config.draw == resolve(f.stem).draw
+        x = model.sample(2, steps=2)
+        assert x.shape == (2, 3, 32, 32) and torch.isfinite(x).all() and float(x.std()) > 0.1  # an untrained generator gives grey
