@@ -215,7 +215,12 @@ class Ours:
             prior = _graph(
                 lambda: self.fused.prior.chain(self.fused.z_neg, self.fused.z0_neg, self.fused.seeds[:1], self.config.chains.prior), self.rng
             )
-            posterior = _graph(lambda: self.fused.posterior_chain(self.engine.rows), self.rng)  # type: ignore[attr-defined]
+
+            def with_lesson() -> None:
+                self.fused.posterior_chain(self.engine.rows)  # type: ignore[attr-defined]
+                self.fused.fourth.join()
+
+            posterior = _graph(with_lesson, self.rng)
             return {"prior_ms": milliseconds(prior, self.device), "posterior_ms": milliseconds(posterior, self.device)}
         n, x, model, chains = len(self.rows), as_floats(self.rows), self.model, self.config.chains
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-AHEAD = tl.constexpr(3)  # Gaussians of a mixture under way at once
-
 
 @triton.jit
 def _block(w, r0, c0, turned: tl.constexpr, NR: tl.constexpr, NC: tl.constexpr):
@@ -57,22 +55,24 @@ def _grad_f(z, w1, b1, w2, b2, w3, again, NZ: tl.constexpr, ND: tl.constexpr, LE
 
 
 @triton.jit
-def _mixture_score(z, inverses, shift, constant, NZ: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr):
-    """z[R, 128] float32 -> grad log of a mixture of Gaussians; inverses[PARTS, 128, 128], shift[PARTS, NZ] and constant[PARTS] as lebm.mixture
-    keeps them, the former filled up with zeros. One pass: the weights of the Gaussians are kept relative to the largest so far, and the
-    next Gaussians are on their way while one is looked at."""
+def _mixture_score(z, inverses, shift, constant, R: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr):
+    """z[R, 128] float32 -> grad log of a mixture of Gaussians; inverses[PARTS, 128, 128], shift[PARTS, 128] and constant[PARTS] as lebm.mixture
+    keeps them, filled up with zeros. One pass over groups of Gaussians, TOGETHER in one product: their weights are kept relative to the
+    largest so far, and AHEAD groups are under way at once. PARTS is a multiple of TOGETHER."""
     dt = inverses.dtype.element_ty
-    i, zc = tl.arange(0, 128), z.to(dt)
+    i, j, zc = tl.arange(0, 128), tl.arange(0, 128 * TOGETHER), z.to(dt)
     most, total, found = tl.full((R,), -1e30, tl.float32), tl.zeros((R,), tl.float32), tl.zeros((R, 128), tl.float32)
-    for k in tl.range(0, PARTS, num_stages=AHEAD):
-        inverse = tl.load(inverses + k * 16384 + i[:, None] * 128 + i[None, :])
-        white = tl.dot(zc, tl.trans(inverse), input_precision="tf32") - _row(shift + k * NZ, 0, NZ)
-        log_p = tl.load(constant + k) - 0.5 * tl.sum(white * white, 1)
-        top = tl.maximum(most, log_p)
-        old, new = tl.exp(most - top), tl.exp(log_p - top)
-        weighed = tl.clamp(white * new[:, None], -60000.0, 60000.0)  # float16 ends at 65504
-        found = found * old[:, None] + tl.dot(weighed.to(dt), inverse, input_precision="tf32")
-        total, most = total * old + new, top
+    for k in tl.range(0, PARTS, TOGETHER, num_stages=AHEAD):
+        inverse = tl.load(inverses + k * 16384 + j[:, None] * 128 + i[None, :])
+        white = tl.dot(zc, tl.trans(inverse), input_precision="tf32") - tl.load(shift + k * 128 + j)[None, :]
+        white = tl.reshape(white, (R, TOGETHER, 128))
+        log_p = tl.load(constant + k + tl.arange(0, TOGETHER))[None, :] - 0.5 * tl.sum(white * white, 2)
+        top = tl.maximum(most, tl.max(log_p, 1))
+        old, new = tl.exp(most - top), tl.exp(log_p - top[:, None])
+        weighed = tl.clamp(white * new[:, :, None], -60000.0, 60000.0)  # float16 ends at 65504
+        weighed = tl.reshape(weighed, (R, 128 * TOGETHER)).to(dt)
+        found = found * old[:, None] + tl.dot(weighed, inverse, input_precision="tf32")
+        total, most = total * old + tl.sum(new, 1), top
     return -found / total[:, None]
 
 
@@ -80,7 +80,7 @@ def _mixture_score(z, inverses, shift, constant, NZ: tl.constexpr, R: tl.constex
 def prior_chain(
     out, start, seed, w1, b1, w2, b2, w3, inverses, shift, constant, rows, drift, size, zero,
     K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
-    LEAN: tl.constexpr,
+    LEAN: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """K Langevin steps of R rows a program, to the prior; FRESH: from N(0, I), and the start is kept too; otherwise from `start`.
     p_0 is N(0, I), or where there are PARTS a mixture.
@@ -101,7 +101,7 @@ def prior_chain(
         q = k * zero
         g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, zero if LEAN else 0, NZ, ND, LEAK)
         if PARTS:
-            g += _mixture_score(z, inverses + q, shift, constant, NZ, R, PARTS)
+            g += _mixture_score(z, inverses + q, shift, constant, R, PARTS, TOGETHER, AHEAD)
         else:
             g -= z
         z = z + drift * g + size * tl.randn(s, counter + (k + 1) * NZ)
@@ -113,6 +113,7 @@ def prior_chain(
 def energy_score(
     z, out, w1, b1, w2, b2, w3, inverses, shift, constant, rows, zero,
     NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, LEAN: tl.constexpr,
+    TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """out[rows, NZ] = grad f(z); where p_0 is a mixture of PARTS, with its score and z."""
     m, i = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, 128)
@@ -121,7 +122,7 @@ def energy_score(
     v = tl.load(z + p, mask=ok, other=0.0)
     g = _grad_f(v, w1, b1, w2, b2, w3, zero if LEAN else 0, NZ, ND, LEAK)
     if PARTS:
-        g += _mixture_score(v, inverses, shift, constant, NZ, R, PARTS) + v
+        g += _mixture_score(v, inverses, shift, constant, R, PARTS, TOGETHER, AHEAD) + v
     tl.store(out + p, g, mask=ok)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from lebm.fast.prior import FastPrior, PlainPrior, fits
 from lebm.generators import ImageGenerator
 from lebm.generators.image import as_floats
 from lebm.learn import Step
-from lebm.methods import Fresh, Proposed, follow
+from lebm.methods import Fresh, Proposed, Score, follow
 from lebm.model import LatentEBM
 from lebm.sampler import step_size, tamed
 
@@ -28,8 +27,9 @@ Iterate = Callable[[Tensor], Step]
 class FusedStep:
     """Algorithm 1 on the kernels of this package: the same step as learn_step, in working precision and with its own noise.
 
-    Three streams: the posterior chain and the generator's update on the main one, the prior chain and the other networks' updates
-    beside it, and the energy's score of each posterior step on a third. The ways to draw z are the reference's own, captured.
+    Four streams: the posterior chain and the generator's update on the main one, the prior chain and the energy's update beside it, the
+    energy's score of each posterior step on a third, and on a fourth an encoder that follows the score, whose proposal the chain waits for,
+    but not for its lesson. The ways to draw z are the reference's own, captured.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class FusedStep:
         device = model.device
         z = lambda: torch.zeros(rows, model.config.nz, device=device)  # noqa: E731
         self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, self.grad_f = z(), z(), z(), z(), z()
+        self.seen = z()  # the score of an encoder's proposal
         self.e_neg, self.e_pos = z(), z()  # the noise behind the starts, where a way other than the paper's makes them
         self.fresh = {"prior": type(model.synthesis) is Fresh, "posterior": type(model.inference) is Fresh}
         self.dtype = dtype
@@ -51,7 +52,7 @@ class FusedStep:
         self.seeds = torch.zeros(2, dtype=torch.int64, device=device)
         self.generator.make_grads()
         _follow_layout(model, optimizer)
-        self.beside, self.third = _Stream(device), _Stream(device)
+        self.beside, self.third, self.fourth = _Stream(device), _Stream(device), _Stream(device)
 
     @torch.no_grad()
     def __call__(self, rows: Tensor) -> Step:
@@ -72,19 +73,19 @@ class FusedStep:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
             self.model.learn_synthesis(self.e_neg, self.z_neg)
             if not self.follows:
-                self.learn_inference(rows)
+                self.learn_inference(rows, no_score)
+            self.model.prior.see(self.z_pos)
         self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
         self.generator.backward(to_z=False)
         self.third.after_main()
         self.generator.weight_gradients(self.z_pos, self.third)
         log_px = self.generator.log_px()
-        self.third.join()
-        self.beside.join()
+        for stream in (self.third, self.fourth, self.beside):
+            stream.join()
         if self.config.learning.clip:
             for net in self.model.networks().values():
                 nn.utils.clip_grad_norm_(list(net.parameters()), self.config.learning.clip)
         self.optimizer.step()
-        self.model.prior.see(self.z_pos)
         return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
 
     def posterior_chain(self, rows: Tensor, tilted: bool = True) -> None:
@@ -94,15 +95,10 @@ class FusedStep:
         grid = ((total + block - 1) // block,)
         kernels.draw_start[grid](self.z_pos, self.z0_pos, self.seeds[1:], total, k, nz, block)
         if not self.fresh["posterior"]:
-            self.start_posterior(rows)
+            self.start_posterior(rows, tilted)
         for step in range(k):
-            if tilted:
-                self.third.after_main()
-                with self.third:
-                    self.prior.grad_f(self.z_pos, self.grad_f)
-            self.generator.forward(self.z_pos, rows, 1 / self.generator.sigma**2)
-            self.generator.backward()
-            self.third.join()
+            if step or not self.follows:  # a lesson leaves the score of its proposal behind
+                self.likelihood_and_prior(rows, tilted)
             s = step_size(chain, step)
             kernels.posterior_update[(self.rows,)](
                 self.z_pos, self.generator.part, self.grad_f, self.seeds[1:], total, 0.5 * s * s, s * chain.noise, chain.bound, step,
@@ -114,34 +110,50 @@ class FusedStep:
             self.e_neg.copy_(self.model.prior.draw_base(self.rows, self.rng))
             self.z0_neg.copy_(self.model.start_prior(self.e_neg))
 
-    def start_posterior(self, rows: Tensor) -> None:
-        """From the noise in z_pos to the encoder's proposal, in place; an encoder that follows the score learns here."""
+    def likelihood_and_prior(self, rows: Tensor, tilted: bool) -> None:
+        """The two parts of the score at z_pos, side by side: generator.part and grad_f."""
+        if tilted:
+            self.third.after_main()
+            with self.third:
+                self.prior.grad_f(self.z_pos, self.grad_f)
+        self.generator.forward(self.z_pos, rows, 1 / self.generator.sigma**2)
+        self.generator.backward()
+        self.third.join()
+
+    def start_posterior(self, rows: Tensor, tilted: bool) -> None:
+        """From the noise in z_pos to the encoder's proposal, in place."""
         self.e_pos.copy_(self.z_pos)
-        with self.working_precision():
-            self.z0_pos.copy_(self.model.inference.start(self.e_pos, as_floats(rows)))
-        self.z_pos.copy_(self.z0_pos)
-        if self.follows:
-            self.learn_inference(rows)
+        if not self.follows:
+            with self.working_precision():
+                self.propose(self.model.inference.start(self.e_pos, as_floats(rows)))
+            return
+
+        def score(z: Tensor) -> Tensor:  # the encoder has proposed z: the rest of its lesson goes beside the chain
+            with self.fourth.left(), torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+                self.fourth.join()
+                self.propose(z)
+                self.likelihood_and_prior(rows, tilted)
+                torch.sum(self.generator.part, 0, out=self.seen).add_(self.grad_f).sub_(self.z_pos)
+                self.fourth.after_main()
+            return self.seen
+
+        self.fourth.after_main()
+        with self.fourth:
+            self.learn_inference(rows, score)
+
+    def propose(self, z: Tensor) -> None:
+        self.z0_pos.copy_(z)
+        self.z_pos.copy_(z)
 
     @property
     def follows(self) -> bool:
-        """Whether the encoder's lesson needs the generator's buffers, so that it cannot go beside the generator's update."""
+        """Whether the encoder's lesson is the score at its own proposal: it can begin before the chain does."""
         return isinstance(self.model.inference, Proposed) and self.model.inference.teach is follow
 
-    def learn_inference(self, rows: Tensor) -> None:
+    def learn_inference(self, rows: Tensor, score: Score) -> None:
         if not self.fresh["posterior"]:
             with self.working_precision():
-                score = tamed(partial(self.posterior_score, rows), self.config.chains.posterior)
-                self.model.inference.learn(self.e_pos, self.z_pos, score, as_floats(rows))
-
-    def posterior_score(self, rows: Tensor, z: Tensor) -> Tensor:
-        """grad log p(z|x) of every row, from the same kernels as the chain's."""
-        z = z.float().contiguous()
-        if self.model.prior.fitted or list(self.model.prior.parameters()):
-            self.prior.grad_f(z, self.grad_f)
-        self.generator.forward(z, rows, 1 / self.generator.sigma**2)
-        self.generator.backward()
-        return self.generator.part.sum(0) + self.grad_f - z
+                self.model.inference.learn(self.e_pos, self.z_pos, tamed(score, self.config.chains.posterior), as_floats(rows))
 
     @contextmanager
     def working_precision(self) -> Iterator[None]:
@@ -164,6 +176,10 @@ class FusedStep:
         return f_pos, f_neg
 
 
+def no_score(z: Tensor) -> Tensor:
+    raise NotImplementedError("an encoder that imitates asks for no score")
+
+
 def _follow_layout(model: LatentEBM, optimizer: torch.optim.Optimizer) -> None:
     """Adam's moments in the memory order of their parameters: the fused update walks them side by side."""
     for p in model.parameters():
@@ -178,6 +194,7 @@ class _Stream:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._inside: Any = None
+        self._main: Any = None
 
     def after_main(self) -> None:
         if self.stream:
@@ -193,8 +210,12 @@ class _Stream:
 
     def __enter__(self) -> None:
         if self.stream:
-            self._inside = torch.cuda.stream(self.stream)
+            self._main, self._inside = torch.cuda.current_stream(), torch.cuda.stream(self.stream)
             self._inside.__enter__()
+
+    def left(self) -> AbstractContextManager[Any]:
+        """Inside: for a while back on the stream that it was entered from."""
+        return torch.cuda.stream(self._main) if self.stream else nullcontext()
 
     def __exit__(self, *error: Any) -> None:
         if self._inside:

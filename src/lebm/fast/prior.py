@@ -45,9 +45,16 @@ class FastPrior:
         self._of_u: tuple[Tensor, ...] = (one.bias,) * 3  # without a mixture: never read
         self._whitened: tuple[Tensor, ...] = self._of_u
         if m is not None:
-            blocks = torch.zeros(2, m.parts, 128, 128, device=one.weight.device, dtype=torch.float16 if dtype == torch.bfloat16 else dtype)
-            self._of_u, self._whitened = (blocks[0], m.shift, m.constant), (blocks[1], torch.empty_like(m.shift), m.constant)
+            device, dtype = one.weight.device, torch.float16 if dtype == torch.bfloat16 else dtype
+            self._parts = cdiv(m.parts, tiles.MIXTURE[0]) * tiles.MIXTURE[0]  # those beyond m.parts weigh nothing
+            blocks = torch.zeros(2, self._parts, 128, 128, dtype=dtype, device=device)
+            shifts, constant = torch.zeros(2, self._parts, 128, device=device), torch.full((self._parts,), -1e30, device=device)
+            self._of_u, self._whitened = (blocks[0], shifts[0], constant), (blocks[1], shifts[1], constant)
         self.refresh()
+
+    @property
+    def _groups(self) -> tuple[int, int]:
+        return tiles.MIXTURE_LEAN if self.lean else tiles.MIXTURE
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -62,10 +69,12 @@ class FastPrior:
                 torch.mv(precision, p.mean, out=self._pull)
                 self._rest.copy_(precision.neg_()).diagonal().add_(1)
             else:
-                inverses = p.mixture.inverses @ p.inverse
-                torch.add(inverses @ p.mean, p.mixture.shift, out=self._whitened[1])
-                for kept, given in ((self._of_u, p.mixture.inverses), (self._whitened, inverses)):
-                    kept[0][:, : self.nz, : self.nz].copy_(given)
+                m, nz = p.mixture, self.nz
+                inverses = m.inverses @ p.inverse
+                for kept, given, shift in ((self._of_u, m.inverses, m.shift), (self._whitened, inverses, inverses @ p.mean + m.shift)):
+                    kept[0][: m.parts, :nz, :nz].copy_(given)
+                    kept[1][: m.parts, :nz].copy_(shift)
+                self._of_u[2][: m.parts].copy_(m.constant)
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
         """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
@@ -79,7 +88,7 @@ class FastPrior:
             u = start if fresh or not self.prior.fitted else self.prior.white(start)
         kernels.prior_chain[(cdiv(rows, r),)](
             out, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
-            self.lean, num_warps=tiles.PRIOR_WARPS, num_stages=1,
+            self.lean, *self._groups, num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
         if self.prior.fitted:
             out.copy_(self.prior.coloured(out))
@@ -90,7 +99,7 @@ class FastPrior:
         """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
         r = tiles.PRIOR_ROWS
         kernels.energy_score[(cdiv(len(z), r),)](
-            z, out, *self._of_z, *self._whitened, len(z), 0, self.nz, self.width, self.leak, r, self._parts, self.lean,
+            z, out, *self._of_z, *self._whitened, len(z), 0, self.nz, self.width, self.leak, r, self._parts, self.lean, *self._groups,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
         if self.prior.fitted and not self._parts:
