@@ -28,8 +28,8 @@ class FusedStep:
     """Algorithm 1 on the kernels of this package: the same step as learn_step, in working precision and with its own noise.
 
     Four streams: the posterior chain and the generator's update on the main one, the prior chain and the energy's update beside it, the
-    energy's score of each posterior step on a third, and on a fourth an encoder that follows the score, whose proposal the chain waits for,
-    but not for its lesson. The ways to draw z are the reference's own, captured.
+    energy's score of each posterior step on a third, and on a fourth what an encoder and a fitted p_0 learn; of an encoder that follows the
+    score the chain waits for the proposal, but not for the lesson. The ways to draw z are the reference's own, captured.
     """
 
     def __init__(
@@ -59,22 +59,24 @@ class FusedStep:
         chains, energy = self.config.chains, bool(list(self.model.prior.parameters()))
         self.seeds.random_(0, 2**62, generator=self.rng)
         self.beside.after_main()
+        self.third.after_main()
         with self.beside:
-            self.prior.refresh()
+            self.prior.refresh(self.third)
             self.third.after(self.beside)
             self.start_prior()
             self.prior.chain(self.z_neg, self.z0_neg, self.seeds[:1], chains.prior, self.fresh["prior"])
-        self.third.after_main()
         self.generator.refresh(self.third)
         self.third.join()
         self.posterior_chain(rows, energy or self.model.prior.fitted)
+        self.fourth.after_main()
+        with self.fourth:
+            self.model.prior.see(self.z_pos)
+            if not self.follows:
+                self.learn_inference(rows, no_score)
         self.beside.after_main()
         with self.beside:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
             self.model.learn_synthesis(self.e_neg, self.z_neg)
-            if not self.follows:
-                self.learn_inference(rows, no_score)
-            self.model.prior.see(self.z_pos)
         self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
         self.generator.backward(to_z=False)
         self.third.after_main()
@@ -189,24 +191,29 @@ def _follow_layout(model: LatentEBM, optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Stream:
-    """A CUDA stream to run beside the main one; on a CPU (the interpreter) it is nothing at all."""
+    """A CUDA stream to run beside the main one; on a CPU (the interpreter) it is nothing at all. Of one that was sent nothing since it
+    was last waited for there is nothing to wait for, and a graph that is being captured does not know it."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._sent = False
         self._inside: Any = None
         self._main: Any = None
 
     def after_main(self) -> None:
+        self._sent = True
         if self.stream:
             self.stream.wait_stream(torch.cuda.current_stream())
 
     def after(self, other: _Stream) -> None:
+        self._sent = True
         if self.stream and other.stream:
             self.stream.wait_stream(other.stream)
 
     def join(self) -> None:
-        if self.stream:
+        if self.stream and self._sent:
             torch.cuda.current_stream().wait_stream(self.stream)
+        self._sent = False
 
     def __enter__(self) -> None:
         if self.stream:

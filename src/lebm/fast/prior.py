@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton import cdiv
@@ -57,24 +60,30 @@ class FastPrior:
         return tiles.MIXTURE_LEAN if self.lean else tiles.MIXTURE
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh(self, beside: AbstractContextManager[Any] | None = None) -> None:
+        """Working copies of the weights. Those that only the score for posterior chains reads are made `beside`, on another stream."""
         torch._foreach_copy_(self._work, self._masters)
-        if self.prior.fitted:
-            p, one = self.prior, self.prior.linear()[0]
-            first = one.weight @ p.inverse
-            self._one.copy_(first)
-            torch.addmv(one.bias, first, p.mean, alpha=-1, out=self._shift)
-            if p.mixture is None:
-                precision = p.inverse.T @ p.inverse
-                torch.mv(precision, p.mean, out=self._pull)
-                self._rest.copy_(precision.neg_()).diagonal().add_(1)
-            else:
-                m, nz = p.mixture, self.nz
-                inverses = m.inverses @ p.inverse
-                for kept, given, shift in ((self._of_u, m.inverses, m.shift), (self._whitened, inverses, inverses @ p.mean + m.shift)):
-                    kept[0][: m.parts, :nz, :nz].copy_(given)
-                    kept[1][: m.parts, :nz].copy_(shift)
-                self._of_u[2][: m.parts].copy_(m.constant)
+        p, m = self.prior, self.prior.mixture
+        if m is not None:
+            self._keep(self._of_u, m.inverses, m.shift)
+            self._of_u[2][: m.parts].copy_(m.constant)
+        if p.fitted:
+            with beside or nullcontext():
+                one = p.linear()[0]
+                first = one.weight @ p.inverse
+                self._one.copy_(first)
+                torch.addmv(one.bias, first, p.mean, alpha=-1, out=self._shift)
+                if m is not None:
+                    inverses = m.inverses @ p.inverse
+                    self._keep(self._whitened, inverses, inverses @ p.mean + m.shift)
+                else:
+                    precision = p.inverse.T @ p.inverse
+                    torch.mv(precision, p.mean, out=self._pull)
+                    self._rest.copy_(precision.neg_()).diagonal().add_(1)
+
+    def _keep(self, kept: tuple[Tensor, ...], inverses: Tensor, shift: Tensor) -> None:
+        kept[0][: len(shift), : self.nz, : self.nz].copy_(inverses)
+        kept[1][: len(shift), : self.nz].copy_(shift)
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
         """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
@@ -112,7 +121,7 @@ class PlainPrior:
     def __init__(self, prior: GaussianPrior, rng: torch.Generator) -> None:
         self.prior, self.rng = prior, rng
 
-    def refresh(self) -> None:
+    def refresh(self, beside: AbstractContextManager[Any] | None = None) -> None:
         pass
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:

@@ -90,4 +90,4 @@ def column_sums(pixels: int, c: int) -> tuple[Tile, int]:
 FOLD_BLOCK = 512
 PRIOR_ROWS, PRIOR_WARPS = 16, 8
 PRIOR_ROOM = 213_000  # of shared memory, for an energy whose weights stay there; with less they are read twice
-MIXTURE, MIXTURE_LEAN = (2, 2), (1, 3)  # Gaussians in one product, and such groups under way at once; where there is less shared memory
+MIXTURE, MIXTURE_LEAN = (4, 2), (1, 3)  # Gaussians in one product, and such groups under way at once; where there is less shared memory
