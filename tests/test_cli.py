@@ -231,6 +231,8 @@ def test_train_own_pictures(ok):
     small = ["data.path=pictures", "generator.size=16", "generator.ngf=2", "training.batch=4", "training.steps=2", "chains.prior.steps=2"]
     ok("train", "images", *(x for s in small for x in ("--set", s)))
     ok("reconstruct", "runs/images", "--input", "pictures", "--out", "x.png")
+    ok("reconstruct", "runs/images", "--input", "pictures", "--out", "x.npz")
+    assert np.load("x.npz")["x_hat"].shape == (12, 3, 16, 16)
 
 
 def test_resume(ok, run, refused):

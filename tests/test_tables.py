@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lebm import published, results, tables
+from lebm import documents, published, results, tables
 from lebm.cells import RECROPPED
 from lebm.config import resolve
 from lebm.errors import UserError
@@ -37,8 +37,8 @@ def put(place, **files):
 
 
 def written(place):
-    readme, page = tables.documents(place).values()
-    return readme.split(tables.BEGIN)[1].split(tables.END)[0], page
+    readme, page = documents.documents(place).values()
+    return readme.split(documents.BEGIN)[1].split(documents.END)[0], page
 
 
 def row(text, *words):
@@ -49,7 +49,7 @@ def row(text, *words):
 
 def test_the_committed_documents_are_what_the_results_say():
     """No number typed by hand survives this: after a change of results/ run `make results`."""
-    for path, text in tables.documents(ROOT).items():
+    for path, text in documents.documents(ROOT).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what `make results` writes"
 
 
@@ -226,28 +226,34 @@ def test_anomaly_detection_has_a_table_of_its_own(place):
 def test_a_file_that_is_no_result_is_named(place, text):
     (place / "results" / "broken.json").write_text(text)
     with pytest.raises(UserError, match="broken.json"):
-        tables.documents(place)
+        documents.documents(place)
 
 
 def test_the_command(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     put(place, svhn_paper=result("svhn", {"fid": 30.0}))
-    assert tables.main() == 0 and capsys.readouterr().out.split() == ["README.md", "docs/results.md"]
+    assert documents.main() == 0 and capsys.readouterr().out.split() == ["README.md", "docs/results.md"]
     first = {p: p.read_text() for p in (place / "README.md", place / "docs" / "results.md")}
     assert "30.00" in first[place / "README.md"]
-    assert tables.main() == 0 and {p: p.read_text() for p in first} == first == tables.documents(place), "written twice, it says the same"
+    assert documents.main() == 0 and {p: p.read_text() for p in first} == first == documents.documents(place), "written twice, it says the same"
     (place / "README.md").write_text("no markers")
-    assert tables.main() == 2 and "results:begin" in capsys.readouterr().err and (place / "README.md").read_text() == "no markers"
+    assert documents.main() == 2 and "results:begin" in capsys.readouterr().err and (place / "README.md").read_text() == "no markers"
 
 
 def test_make_has_the_target():
-    assert re.search(r"^results: .*\n\t.*-m lebm\.tables$", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert re.search(r"^results: .*\n\t.*-m lebm\.documents$", (ROOT / "Makefile").read_text(), flags=re.M)
 
 
 def test_a_long_run_has_a_table_of_its_own():
     protocol = {"checkpoint": "last", "long_run": {"samples": 50000, "passes_at": 1.5}}
     metrics = {"fid_60": 33.5, "fid_2500": 41.0, "long_run_ratio": 1.22}
-    r = dict.fromkeys(tables.KEYS) | {"experiment": "svhn-long-run", "metrics": metrics, "protocol": protocol, "data": {"name": "svhn"}, "config": {}}
+    r = dict.fromkeys(results.KEYS) | {
+        "experiment": "svhn-long-run",
+        "metrics": metrics,
+        "protocol": protocol,
+        "data": {"name": "svhn"},
+        "config": {},
+    }
     assert tables.column(r) is None
     shown = tables.long_runs({"svhn-long-run": r}, "")
     for words in ("FID 33.50 after 60 steps", "FID 41.00 after 2500 steps", "| 1.22 |", "50,000", "(svhn-long-run.json)"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lebm
-from lebm import evaluate, likelihood, tables, text_metrics
+from lebm import documents, evaluate, likelihood, tables, text_metrics
 from lebm.config import resolve
 from lebm.data import Splits, load
 from lebm.errors import ConfigError, DataError, UserError
@@ -209,18 +209,18 @@ def test_sentences_in_the_report_cannot_run_code(tmp_path):
 def test_samples_of_a_text_model_are_quoted_and_nothing_else(tmp_path):
     result = {"experiment": "ptb", "metrics": {"fppl": 1.0}, "data": {"name": "ptb"}}
     (tmp_path / "docs" / "figures").mkdir(parents=True)
-    assert tables.quoted({"ptb": result}, tmp_path) == ""
+    assert documents.quoted({"ptb": result}, tmp_path) == ""
     file = tmp_path / "docs" / "figures" / "ptb-sentences.json"
     kept = {"samples": [f"said {i}" for i in range(20)], "samples_gaussian": ["not this"]}
     file.write_text(json.dumps(kept))
-    text = tables.quoted({"ptb": result}, tmp_path)
+    text = documents.quoted({"ptb": result}, tmp_path)
     assert "said 9" in text and "said 10" not in text and "not this" not in text
     file.write_text(json.dumps({**kept, "reconstructions": [["secret", "x"]]}))
     with pytest.raises(UserError, match="test sentences beside their reconstructions; take `reconstructions` out"):
-        tables.quoted({"ptb": result}, tmp_path)
+        documents.quoted({"ptb": result}, tmp_path)
     file.write_text("[]")
     with pytest.raises(UserError, match="no sentences.json"):
-        tables.quoted({"ptb": result}, tmp_path)
+        documents.quoted({"ptb": result}, tmp_path)
 
 
 def test_copies_are_counted_whatever_their_padding():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lebm
-from lebm import checkpoint, cli, results, speed, tables
+from lebm import checkpoint, cli, documents, results, speed, tables
 from lebm.config import resolve
 from lebm.errors import ConfigError, DataError
 from lebm.evaluate import evaluate, evaluate_all
@@ -114,7 +114,7 @@ def test_ways_that_a_run_does_not_have_are_refused_before_the_work(runs):
 def test_side_by_side_is_one_result_and_a_table(runs, tmp_path):
     summary = evaluate_all([runs / n for n in MODES], ("frechet", "mse"), True, samples=40, limit=20, device="cpu", pictures=False)
     results.write(tmp_path / "results" / "modes.json", summary)
-    found = tables.read_results(tmp_path / "results")
+    found = documents.read_results(tmp_path / "results")
     assert set(found["modes"]["metrics"]) == set(MODES) == set(found["modes"]["config"]) == set(found["modes"]["protocol"])
     assert tables.column(found["modes"]) is None  # not a row of Table 1
     lines = tables.side_by_side(found, "results/").splitlines()

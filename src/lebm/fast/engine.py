@@ -91,7 +91,7 @@ class FusedStep:
         return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
 
     def posterior_chain(self, rows: Tensor, tilted: bool = True) -> None:
-        """K1 steps in place on z_pos, from N(0, I) or from where the run's way starts."""
+        """K1 steps in place on z_pos, from N(0, I) or from where the run's way starts; an encoder's lesson may still go on, on the fourth stream."""
         chain, total, block = self.config.chains.posterior, self.z_pos.numel(), 128
         k, nz, line = chain.steps, self.config.nz, triton.next_power_of_2(max(self.config.nz, 16))
         grid = ((total + block - 1) // block,)

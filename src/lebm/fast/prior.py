@@ -49,7 +49,7 @@ class FastPrior:
         self._whitened: tuple[Tensor, ...] = self._of_u
         if m is not None:
             device, dtype = one.weight.device, torch.float16 if dtype == torch.bfloat16 else dtype
-            self._parts = cdiv(m.parts, tiles.MIXTURE[0]) * tiles.MIXTURE[0]  # those beyond m.parts weigh nothing
+            self._parts = cdiv(m.parts, self._groups[0]) * self._groups[0]  # those beyond m.parts weigh nothing
             blocks = torch.zeros(2, self._parts, 128, 128, dtype=dtype, device=device)
             shifts, constant = torch.zeros(2, self._parts, 128, device=device), torch.full((self._parts,), -1e30, device=device)
             self._of_u, self._whitened = (blocks[0], shifts[0], constant), (blocks[1], shifts[1], constant)
