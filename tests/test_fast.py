@@ -80,8 +80,9 @@ def move_base(prior: GaussianPrior) -> None:
         z, u = (torch.randn(50, prior.nz, generator=rng).to(prior.mean) for _ in range(2))
         prior.mixture.see(3 * z, u, 1e-3)
         prior.mixture.share.mul_(1 + torch.rand(prior.mixture.parts, generator=rng).to(prior.mean))
-        mean = prior.mean.double().cpu()
-        prior.mixture.refit(mean, torch.eye(prior.nz).double() + mean.outer(mean), prior.inverse.double().cpu())
+        mean = prior.mean.double()
+        second = torch.eye(prior.nz).to(mean) + mean.outer(mean)
+        prior.mixture.refit(mean, second, prior.inverse.double(), torch.tensor(True, device=mean.device))
 
 
 def images(config: Config, rows: int) -> Tensor:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from test_fast import CLOSE, DEVICE, gpu, images, interpreted, noise, relative, shaken, small  # first: it asks for the interpreter
 
-from lebm.config import resolve
+from lebm.config import Prior, resolve
 from lebm.fast.engine import Captured, FusedStep
 from lebm.generators.image import to_x
 from lebm.learn import learn_step, make_optimizer
 from lebm.log import read as read_log
 from lebm.model import LatentEBM
+from lebm.prior import GaussianPrior
 from lebm.rng import stream
 from lebm.sampler import tamed
 from lebm.training import train
@@ -107,9 +108,28 @@ def test_one_step_equals_the_reference_with_the_same_noise(settings: list[str]) 
             assert p.grad is not None and q.grad is not None, name
             if float(q.grad.norm()) > 1e-6:
                 assert relative(p.grad, q.grad) < 50 * CLOSE, name
+        if round_ == 0:  # every network has moved, each by its own rate
+            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+                q.grad = p.grad.double()
+            make_optimizer(reference, config.learning).step()
+            for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+                assert relative(p, q) < 10 * CLOSE, name
         reference.prior.see(z_pos)
         for (name, a), b in zip(model.named_buffers(), reference.buffers(), strict=True):
             assert relative(a, b) < 10 * CLOSE, name
+
+
+@gpu
+def test_a_fit_of_the_mixture_on_the_gpu_is_the_fit_on_the_cpu() -> None:
+    priors = [GaussianPrior(20, Prior(kind="gaussian", base="mixture", parts=5, memory=50)).to(device) for device in ("cpu", DEVICE)]
+    for i in range(200):
+        z = torch.randn(40, 20, generator=torch.Generator().manual_seed(i)) * (1 + i % 3) + i % 3
+        for prior in priors:
+            prior.see(z.to(prior.mean.device))
+    for prior in priors:
+        prior.refit()
+    for (name, a), b in zip(priors[0].named_buffers(), priors[1].buffers(), strict=True):
+        assert relative(b.cpu(), a) < 1e-3, name
 
 
 @gpu

@@ -40,13 +40,16 @@ class OnlineMixture(nn.Module):
         self.set(self.share, centres, eye.expand(parts, -1, -1))
 
     @torch.no_grad()
-    def set(self, weights: Tensor, centres: Tensor, roots: Tensor) -> None:
-        """The mixture over u, and what density and score need of it."""
-        inverses = torch.linalg.inv(roots)
-        for name, value in (("weights", weights), ("centres", centres), ("roots", roots), ("inverses", inverses)):
-            getattr(self, name).copy_(value)
-        self.shift.copy_((inverses @ centres.unsqueeze(-1)).squeeze(-1))
-        self.constant.copy_(weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi))
+    def set(self, weights: Tensor, centres: Tensor, roots: Tensor, good: Tensor | None = None) -> None:
+        """The mixture over u, and what density and score need of it; all stays as it is where not `good`."""
+        inverses = triangular_inverse(roots)
+        shift = (inverses @ centres.unsqueeze(-1)).squeeze(-1)
+        constant = weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi)
+        for kept, value in (
+            (self.weights, weights), (self.centres, centres), (self.roots, roots), (self.inverses, inverses), (self.shift, shift),
+            (self.constant, constant),
+        ):  # fmt: skip
+            move(kept, value, good)
 
     def _each(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """(n, k, nz): u as each Gaussian whitens it; (n, k): log weight + log density."""
@@ -81,12 +84,31 @@ class OnlineMixture(nn.Module):
         self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, weight)
 
     @torch.no_grad()
-    def refit(self, mean: Tensor, second: Tensor, inverse: Tensor) -> None:
-        """Move to what has been seen; whitening is u = inverse (z - mean), and mean and second are the moments of all rows (float64, CPU)."""
-        share, first = self.share.double().cpu() + COMMON / self.parts, self.first.double().cpu() + COMMON / self.parts * mean
+    def refit(self, mean: Tensor, second: Tensor, inverse: Tensor, good: Tensor) -> None:
+        """Move to what has been seen; whitening is u = inverse (z - mean), and mean and second are the moments of all rows (float64), which
+        may be no `good`."""
+        share, first = self.share.double() + COMMON / self.parts, self.first.double() + COMMON / self.parts * mean
         centres = first / share[:, None]
-        products = (self.second.double().cpu() + COMMON / self.parts * second) / share[:, None, None]
+        products = (self.second.double() + COMMON / self.parts * second) / share[:, None, None]
         spread = inverse @ (products - centres[:, :, None] * centres[:, None]) @ inverse.T
-        roots, bad = torch.linalg.cholesky_ex(spread + FLOOR * torch.eye(self.nz, dtype=torch.float64))
-        if not bool(bad.any()) and bool(torch.isfinite(roots).all()):
-            self.set(share / share.sum(), (centres - mean) @ inverse.T, roots)
+        roots, these = cholesky(spread, FLOOR)
+        self.set(share / share.sum(), (centres - mean) @ inverse.T, roots, good & these)
+
+
+# --- without a word to the host: on a GPU nobody waits -----------------------------------------------------------------
+
+
+def cholesky(spread: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """The root of one covariance or of several, `floor` added to the variances, and whether all of them have one."""
+    root, bad = torch.linalg.cholesky_ex(spread + floor * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device))
+    return root, (bad == 0).all() & root.isfinite().all()
+
+
+def triangular_inverse(root: Tensor) -> Tensor:
+    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    return torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)
+
+
+def move(kept: Tensor, value: Tensor, good: Tensor | None) -> None:
+    """In place, where it is good."""
+    kept.copy_(value if good is None else torch.where(good, value.to(kept.dtype), kept))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.config import Prior
-from lebm.mixture import OnlineMixture
+from lebm.mixture import OnlineMixture, cholesky, move, triangular_inverse
 from lebm.sampler import ChainLike, langevin
 
 FLOOR = 1e-4  # added to the variances of a fitted p_0
@@ -121,18 +121,17 @@ class GaussianPrior(nn.Module):
 
     @torch.no_grad()
     def refit(self) -> None:
-        """Move p_0 to what has been seen."""
+        """Move p_0 to what has been seen, without waiting for the device; where that has no root (z has run away: the guard stops the run)
+        it stays where it is."""
         if not self.fitted:
             return
-        first, second = self.first.double().cpu(), self.second.double().cpu()
-        root, bad = torch.linalg.cholesky_ex(second - first.outer(first) + FLOOR * torch.eye(self.nz, dtype=torch.float64))
-        if not bad and bool(torch.isfinite(root).all()):  # where z has run away the guard stops the run
-            inverse = torch.linalg.inv(root)
-            self.mean.copy_(first)
-            self.root.copy_(root)
-            self.inverse.copy_(inverse)
-            if self.mixture is not None:
-                self.mixture.refit(first, second, inverse)
+        first, second = self.first.double(), self.second.double()
+        root, good = cholesky(second - first.outer(first), FLOOR)
+        inverse = triangular_inverse(root)
+        for kept, value in ((self.mean, first), (self.root, root), (self.inverse, inverse)):
+            move(kept, value, good)
+        if self.mixture is not None:
+            self.mixture.refit(first, second, inverse, good)
 
 
 class EnergyPrior(GaussianPrior):

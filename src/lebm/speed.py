@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lebm.bench import Ours, milliseconds
+from lebm.bench import Ours
 from lebm.metrics.reconstruction import mean_squared_error
 from lebm.model import LatentEBM
 
@@ -18,9 +18,7 @@ FIRST, MOST = 20, 1280  # steps of the shortest and the longest chain that infer
 
 def iteration_ms(model: LatentEBM, rows: Tensor) -> float:
     """One learning iteration of the run's configuration, by the engine that `lebm train` takes on this device; the model stays as it is."""
-    rows = rows.to(model.device)
-    engine = Ours(model.config, rows, model.device).engine
-    return milliseconds(lambda: engine(rows), model.device)
+    return Ours(model.config, rows.to(model.device), model.device).iteration_ms()
 
 
 def inference(

@@ -29,7 +29,8 @@ class FusedStep:
 
     Four streams: the posterior chain and the generator's update on the main one, the prior chain and the energy's update beside it, the
     energy's score of each posterior step on a third, and on a fourth what an encoder and a fitted p_0 learn; of an encoder that follows the
-    score the chain waits for the proposal, but not for the lesson. The ways to draw z are the reference's own, captured.
+    score the chain waits for the proposal, but not for the lesson. Each network moves on the stream that made its gradient, so none waits
+    for the slowest chain but the energy itself. The ways to draw z are the reference's own, captured.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FusedStep:
         if not self.fresh["posterior"]:
             model.inference.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.seeds = torch.zeros(2, dtype=torch.int64, device=device)
+        self.slope = torch.tensor([[-1.0], [1.0]], device=device).expand(2, rows) / rows  # of the loss in f at z_pos, at z_neg
         self.generator.make_grads()
         _follow_layout(model, optimizer)
         self.beside, self.third, self.fourth = _Stream(device), _Stream(device), _Stream(device)
@@ -73,21 +75,21 @@ class FusedStep:
             self.model.prior.see(self.z_pos)
             if not self.follows:
                 self.learn_inference(rows, no_score)
+                self.move("encoder")
         self.beside.after_main()
         with self.beside:
             f_pos, f_neg = self.energy_gradients() if energy else (self.z_pos.new_zeros(()), self.z_pos.new_zeros(()))
             self.model.learn_synthesis(self.e_neg, self.z_neg)
+            self.move("prior", "flow")
         self.generator.forward(self.z_pos, rows, -1 / (self.generator.sigma**2 * self.rows))
         self.generator.backward(to_z=False)
         self.third.after_main()
         self.generator.weight_gradients(self.z_pos, self.third)
         log_px = self.generator.log_px()
-        for stream in (self.third, self.fourth, self.beside):
+        self.third.join()
+        self.move("generator")
+        for stream in (self.fourth, self.beside):
             stream.join()
-        if self.config.learning.clip:
-            for net in self.model.networks().values():
-                nn.utils.clip_grad_norm_(list(net.parameters()), self.config.learning.clip)
-        self.optimizer.step()
         return Step(self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, f_pos, f_neg, log_px)
 
     def posterior_chain(self, rows: Tensor, tilted: bool = True) -> None:
@@ -142,6 +144,7 @@ class FusedStep:
         self.fourth.after_main()
         with self.fourth:
             self.learn_inference(rows, score)
+            self.move("encoder")
 
     def propose(self, z: Tensor) -> None:
         self.z0_pos.copy_(z)
@@ -168,14 +171,27 @@ class FusedStep:
         """.grad of the energy network for f_neg - f_pos (equation 10) and the L2 term, where there is one."""
         with torch.enable_grad():
             f = self.model.prior.f(torch.cat([self.z_pos, self.z_neg])).view(2, -1)
-            loss = f[1].mean() - f[0].mean()
+            slope = self.slope
             if self.config.learning.l2:
-                loss = loss + self.config.learning.l2 * (f[0].square().mean() + f[1].square().mean())
+                slope = slope + 2 * self.config.learning.l2 / self.rows * f.detach()
             params = list(self.model.prior.parameters())
-            for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
+            for p, g in zip(params, torch.autograd.grad(f, params, slope), strict=True):
                 p.grad = g
         f_pos, f_neg = f.detach().mean(1)
         return f_pos, f_neg
+
+    def move(self, *names: str) -> None:
+        """The optimiser's step of these networks alone, of those that the model has."""
+        groups = self.optimizer.param_groups
+        mine = [g for g in groups if g["name"] in names]
+        if self.config.learning.clip:
+            for group in mine:
+                nn.utils.clip_grad_norm_(group["params"], self.config.learning.clip)
+        self.optimizer.param_groups = mine
+        try:
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = groups
 
 
 def no_score(z: Tensor) -> Tensor:

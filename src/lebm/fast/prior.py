@@ -87,22 +87,26 @@ class FastPrior:
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
         """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
-        rows, s, r = len(out), chain.step_size, tiles.PRIOR_ROWS
+        rows, s, r, prior = len(out), chain.step_size, tiles.PRIOR_ROWS, self.prior
         if fresh and self._parts:  # a Gaussian of the mixture is chosen first
             kernels.draw_start[(cdiv(out.numel(), 128),)](out, start, seed, out.numel(), chain.steps, self.nz, 128)
-            u = self.prior.place_white(start)
-            start.copy_(self.prior.coloured(u))
+            u = prior.place_white(start)
+            self._colour(u, start)
             fresh = False
         else:
-            u = start if fresh or not self.prior.fitted else self.prior.white(start)
+            u = start if fresh or not prior.fitted else prior.white(start)
+        end = torch.empty_like(out) if prior.fitted else out  # in u
         kernels.prior_chain[(cdiv(rows, r),)](
-            out, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
+            end, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
             self.lean, *self._groups, num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
-        if self.prior.fitted:
-            out.copy_(self.prior.coloured(out))
+        if prior.fitted:
+            self._colour(end, out)
             if fresh:
-                start.copy_(self.prior.coloured(start))
+                start.copy_(prior.coloured(start))
+
+    def _colour(self, u: Tensor, z: Tensor) -> None:
+        torch.addmm(self.prior.mean, u, self.prior.root.T, out=z)
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
         """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
