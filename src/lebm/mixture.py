@@ -45,11 +45,9 @@ class OnlineMixture(nn.Module):
         inverses = triangular_inverse(roots)
         shift = (inverses @ centres.unsqueeze(-1)).squeeze(-1)
         constant = weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi)
-        for kept, value in (
-            (self.weights, weights), (self.centres, centres), (self.roots, roots), (self.inverses, inverses), (self.shift, shift),
-            (self.constant, constant),
-        ):  # fmt: skip
-            move(kept, value, good)
+        new = {"weights": weights, "centres": centres, "roots": roots, "inverses": inverses, "shift": shift, "constant": constant}
+        for name, value in new.items():
+            move(getattr(self, name), value, good)
 
     def _each(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """(n, k, nz): u as each Gaussian whitens it; (n, k): log weight + log density."""

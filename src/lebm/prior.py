@@ -96,9 +96,11 @@ class GaussianPrior(nn.Module):
         """N(0, I) noise -> draws of p_0, as u."""
         return e if self.mixture is None else self.mixture.draw(e)
 
-    def coloured(self, u: Tensor) -> Tensor:
-        """u -> z."""
-        return torch.addmm(self.mean, u, self.root.T) if self.fitted else u
+    def coloured(self, u: Tensor, out: Tensor | None = None) -> Tensor:
+        """u -> z, written to `out` where that is given."""
+        if not self.fitted:
+            return u if out is None else out.copy_(u)
+        return torch.addmm(self.mean, u, self.root.T, out=out)
 
     def white(self, z: Tensor) -> Tensor:
         """z -> u."""

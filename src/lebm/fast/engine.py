@@ -29,8 +29,8 @@ class FusedStep:
 
     Four streams: the posterior chain and the generator's update on the main one, the prior chain and the energy's update beside it, the
     energy's score of each posterior step on a third, and on a fourth what an encoder and a fitted p_0 learn; of an encoder that follows the
-    score the chain waits for the proposal, but not for the lesson. Each network moves on the stream that made its gradient, so none waits
-    for the slowest chain but the energy itself. The ways to draw z are the reference's own, captured.
+    score the chain waits for the proposal, but not for the lesson. Each network moves on the stream that made its gradient, so only
+    energy and flow wait for the prior chain. The ways to draw z are the reference's own, captured.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class FastPrior:
         if fresh and self._parts:  # a Gaussian of the mixture is chosen first
             kernels.draw_start[(cdiv(out.numel(), 128),)](out, start, seed, out.numel(), chain.steps, self.nz, 128)
             u = prior.place_white(start)
-            self._colour(u, start)
+            prior.coloured(u, out=start)
             fresh = False
         else:
             u = start if fresh or not prior.fitted else prior.white(start)
@@ -101,12 +101,9 @@ class FastPrior:
             self.lean, *self._groups, num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
         if prior.fitted:
-            self._colour(end, out)
+            prior.coloured(end, out=out)
             if fresh:
                 start.copy_(prior.coloured(start))
-
-    def _colour(self, u: Tensor, z: Tensor) -> None:
-        torch.addmm(self.prior.mean, u, self.prior.root.T, out=z)
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
         """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
