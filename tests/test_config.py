@@ -152,6 +152,7 @@ def test_lists_null_and_text():
         ("generator.sigma=1e-30", ["generator.sigma", "1e-6"]),
         ("training.batch=0", ["training.batch", "between 1 and"]),
         ("data.flip=1", ["data.flip is 1", "true or false"]),
+        ("data.shift=-1", ["data.shift is -1", "between 0 (off) and 63"]),
         ("learning.prior_rate=fast", ["learning.prior_rate is 'fast'", "finite number"]),
         ("learning.prior_rate=nan", ["learning.prior_rate", "finite number"]),
         ("learning.prior_rate=.inf", ["learning.prior_rate", "finite number"]),
@@ -334,6 +335,7 @@ def test_a_kind_named_again_keeps_what_was_set():
         (["generator.hidden=8"], ["unknown key generator.hidden", "generator.ngf"]),
         (["generator.kind=text", "generator.dropout=1"], ["generator.dropout is 1.0", "below 1"]),
         (["generator.kind=text", "data.flip=true"], ["data.flip is True", "only images can be mirrored"]),
+        (["generator.kind=text", "data.shift=2"], ["data.shift is 2", "only images can be moved"]),
         (["generator.kind=text", "generator.hidden=60000"], ["generator.hidden is 60000", "weights"]),
     ],
 )

@@ -1,13 +1,14 @@
 """Batches as a function of the step, and the cache of decoded images."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from lebm import rng
-from lebm.data import Batches, MirroredBatches
+from lebm.data import Batches, VariedBatches
 from lebm.data import batches as batches_module
 from lebm.data.cache import FOLDER, Decoded, cached
 from lebm.errors import DataError
@@ -36,17 +37,48 @@ def test_a_step_knows_no_history():
 
 def test_every_other_image_is_mirrored():
     images = torch.arange(3000, dtype=torch.uint8).reshape(500, 1, 2, 3)
-    plain, b = Batches(images, 100, seed=3), MirroredBatches(images, 100, seed=3)
+    plain, b = Batches(images, 100, seed=3), VariedBatches(images, 100, seed=3, flip=True)
     turned = []
     for s in range(15):
         same, other = ((b(s) == rows).flatten(1).all(1) for rows in (plain(s), plain(s).flip(-1)))
         assert bool((same ^ other).all())
         turned.append(other)
-    assert torch.equal(b(2), MirroredBatches(images, 100, seed=3)(2))  # knows no history
+    assert torch.equal(b(2), VariedBatches(images, 100, seed=3, flip=True)(2))  # knows no history
     first, second = torch.cat(turned[:5]), torch.cat(turned[5:10])
-    with pytest.raises(DataError, match="data.flip is true and the rows have shape"):
-        MirroredBatches(images.flatten(1), 100, seed=3)
     assert 0.4 < float(first.float().mean()) < 0.6 and not torch.equal(first, second)
+
+
+def test_images_are_moved_and_their_borders_reflected():
+    images = torch.randint(0, 256, (900, 3, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    plain, b = Batches(images, 300, seed=3), VariedBatches(images, 300, seed=3, shift=1)
+    padded = [np.pad(plain(s).numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect") for s in range(6)]
+    seen = np.zeros((6, 3, 3))
+    for s in range(6):
+        each = np.array([[(b(s).numpy() == padded[s][:, :, y : y + 5, x : x + 6]).all((1, 2, 3)) for x in range(3)] for y in range(3)])
+        assert (each.sum((0, 1)) == 1).all()  # each image is one of the nine
+        seen[s] = each.sum(-1)
+    assert seen[:3].sum(0).min() > 53 and seen[:3].sum(0).max() < 147  # 100 of 900 are expected, 5 standard errors are 47
+    assert not np.array_equal(seen[:3], seen[3:])  # anew in the next epoch
+    assert torch.equal(b(4), VariedBatches(images, 300, seed=3, shift=1)(4))  # knows no history
+
+
+def test_mirrored_and_moved():
+    wide = torch.arange(250, dtype=torch.uint8).repeat(400, 1).reshape(400, 1, 10, 25)
+    rows = VariedBatches(wide, 400, seed=3, flip=True, shift=2)(0).long()
+    ways = set(map(tuple, torch.stack([rows[:, 0, 5, 12], rows[:, 0, 5, 12] - rows[:, 0, 5, 11]], 1).tolist()))
+    middle = wide[0, 0, 5, 12].item()
+    # The middle shows one of 25 neighbours, and the next column is one more, or mirrored one less: all fifty occur.
+    assert ways == {(middle + 25 * y + x, step) for y in range(-2, 3) for x in range(-2, 3) for step in (-1, 1)}
+
+
+def test_only_images_are_varied():
+    images = torch.zeros(9, 1, 4, 5, dtype=torch.uint8)
+    with pytest.raises(DataError, match="data.flip is true and the rows have shape"):
+        VariedBatches(images.flatten(1), 3, seed=3, flip=True)
+    with pytest.raises(DataError, match="data.shift is 2 and the rows have shape"):
+        VariedBatches(images.flatten(1), 3, seed=3, shift=2)
+    with pytest.raises(DataError, match="data.shift is 4, but the images have 4 x 5 pixels"):
+        VariedBatches(images, 3, seed=3, shift=4)
 
 
 def test_fewer_rows_than_a_batch():
@@ -64,7 +96,7 @@ def test_nothing_to_learn_from():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", [Batches, MirroredBatches])
+@pytest.mark.parametrize("kind", [Batches, partial(VariedBatches, flip=True, shift=1)])
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_device_sees_the_same_batches(fits, kind, monkeypatch):
     if not fits:

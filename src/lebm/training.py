@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lebm import checkpoint, fast, health
 from lebm.config import Config, resolve
-from lebm.data import Batches, MirroredBatches, SentenceBatches, data_root
+from lebm.data import Batches, SentenceBatches, VariedBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
 from lebm.generators import TextGenerator
@@ -112,8 +112,10 @@ def _build(config: Config, model: nn.Module | None) -> LatentEBM:
 
 
 def make_batches(config: Config, rows: Tensor, device: torch.device) -> Batches:
-    kind = SentenceBatches if config.generator.kind == "text" and rows.ndim == 2 else MirroredBatches if config.data.flip else Batches
-    return kind(rows, config.training.batch, config.seed, device)
+    common = (rows, config.training.batch, config.seed, device)
+    if config.data.flip or config.data.shift:
+        return VariedBatches(*common, flip=config.data.flip, shift=config.data.shift)
+    return (SentenceBatches if config.generator.kind == "text" and rows.ndim == 2 else Batches)(*common)
 
 
 def take_over(model: LatentEBM, source: str) -> None:

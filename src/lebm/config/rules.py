@@ -33,6 +33,8 @@ def check_values(c: Config) -> None:
         (1 <= c.nz <= 4096, "nz", c.nz, "must be between 1 and 4096"),
         (c.data.limit is None or c.data.limit >= 1, "data.limit", c.data.limit, "must be at least 1"),
         (not c.data.flip or g.kind == "image", "data.flip", c.data.flip, f"must be false where generator.kind is {g.kind}: only images can be mirrored"),
+        (0 <= c.data.shift < 64, "data.shift", c.data.shift, "must be between 0 (off) and 63 pixels"),
+        (not c.data.shift or g.kind == "image", "data.shift", c.data.shift, f"must be 0 where generator.kind is {g.kind}: only images can be moved"),
         (0 < c.data.test_fraction < 1, "data.test_fraction", c.data.test_fraction, "must lie between 0 and 1"),
         (c.data.held_out is None or c.data.held_out >= 0, "data.held_out", c.data.held_out, "must be a label, 0 or above"),
         (1 <= c.prior.width <= 65536, "prior.width", c.prior.width, "must be between 1 and 65536"),

@@ -58,6 +58,7 @@ class Data:
     path: str | None = None  # for name: images — a folder of pictures, a .npy or a .npz file; for name: text — a text file
     limit: int | None = None  # take only the first so many training rows
     flip: bool = False  # mirror a training image, left for right, every other time; not where things can be read, as on house numbers
+    shift: int = 0  # move a training image by up to so many pixels each way, borders reflected; against overfitting
     test_fraction: float = 0.1  # for data without an official test split
     held_out: int | None = None  # this label is the anomaly: never trained on, all of it in the test split
     labels: Literal["own", "clusters"] = "own"  # whose label: the data set's, or the number of a cluster found without them, to choose settings by

@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lebm.config import Config, Generator
-from lebm.data.batches import Batches, MirroredBatches, SentenceBatches
+from lebm.data.batches import Batches, SentenceBatches, VariedBatches
 from lebm.data.cifar import CIFAR10
 from lebm.data.faces import CELEBA
 from lebm.data.held_out import hold_out
@@ -30,7 +30,7 @@ from lebm.data.svhn import SVHN
 from lebm.data.text import PTB, SNLI, TEXT, TEXT_DEMO, YAHOO
 from lebm.errors import DataError
 
-__all__ = ["DATASETS", "Batches", "Dataset", "MirroredBatches", "Progress", "SentenceBatches", "Splits", "check", "data_root", "load", "read_inputs"]
+__all__ = ["DATASETS", "Batches", "Dataset", "Progress", "SentenceBatches", "Splits", "VariedBatches", "check", "data_root", "load", "read_inputs"]
 
 DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, SVHN, CIFAR10, CELEBA, IMAGES, NOISE, PTB, SNLI, YAHOO, TEXT, TEXT_DEMO)}
 

@@ -58,24 +58,43 @@ class Batches:
         self._epoch = epoch
 
 
-class MirroredBatches(Batches):
-    """The same with every image mirrored left for right with chance 1/2, drawn anew in each epoch."""
+class VariedBatches(Batches):
+    """The same with images varied anew in each epoch: mirrored left for right with chance 1/2 (`flip`), and moved by up to `shift` pixels
+    up or down and to either side, their borders filled by reflection."""
 
-    def __init__(self, images: Tensor, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, images: Tensor, batch: int, seed: int, device: torch.device | str = "cpu", flip: bool = False, shift: int = 0) -> None:
+        asked = "data.flip is true" if flip else f"data.shift is {shift}"
         if images.ndim != 4:
-            raise DataError(
-                f"data.flip is true and the rows have shape {tuple(images.shape[1:])}; only images (channels, height, width) can be mirrored"
-            )
+            raise DataError(f"{asked} and the rows have shape {tuple(images.shape[1:])}; only images (channels, height, width) can be so varied")
+        if shift >= min(images.shape[2:]):
+            raise DataError(f"data.shift is {shift}, but the images have {images.shape[2]} x {images.shape[3]} pixels; it must be smaller")
         super().__init__(images, batch, seed, device)
-        self._turned = torch.empty(0, dtype=torch.bool)  # where the images are, a row for each
+        self.flip, self.shift = flip, shift
+        self._places = torch.empty(0)  # where the images are, a row for each: mirrored (0 or 1), moved down, moved to the right
 
     def _shuffle(self, epoch: int) -> None:
         super()._shuffle(epoch)
-        self._turned = (torch.rand(self.rows, generator=rng.stream(self.seed, f"data/flip-{epoch}")) < 0.5).to(self.images.device)
+        places = torch.zeros(self.rows, 3, dtype=torch.int64)
+        if self.flip:
+            places[:, 0] = torch.rand(self.rows, generator=rng.stream(self.seed, f"data/flip-{epoch}")) < 0.5
+        if self.shift:
+            moves = torch.randint(-self.shift, self.shift + 1, (self.rows, 2), generator=rng.stream(self.seed, f"data/shift-{epoch}"))
+            places[:, 1:] = moves
+        self._places = places.to(self.images.device)
 
     def __call__(self, step: int) -> Tensor:
-        rows, turned = super().__call__(step), self._turned[self.indices(step)].to(self.device)
-        return torch.where(turned[:, None, None, None], rows.flip(-1), rows)
+        rows = super().__call__(step)
+        mirrored, down, right = self._places[self.indices(step)].to(self.device).unsqueeze(-1).unbind(1)
+        y, x = (_moved(n, by) for n, by in zip(rows.shape[2:], (down, right), strict=True))
+        x = torch.where(mirrored == 1, rows.shape[3] - 1 - x, x)
+        row, channel = (torch.arange(n, device=self.device) for n in rows.shape[:2])
+        return rows[row[:, None, None, None], channel[:, None, None], y[:, None, :, None], x[:, None, None, :]]
+
+
+def _moved(n: int, by: Tensor) -> Tensor:
+    """For each row the n places that it reads when it is moved `by`; those beyond either end are reflected there."""
+    at = (torch.arange(n, device=by.device) - by).abs()
+    return n - 1 - (n - 1 - at).abs()
 
 
 class SentenceBatches(Batches):
