@@ -178,6 +178,18 @@ def test_speed_digits_and_calibration(place):
     assert row(page, "`cifar10:train`")[1:3] == ["3.1518", "3.15"] and "3.1518" not in block
 
 
+def test_a_timing_whose_settings_were_not_kept_gives_way(place):
+    known = {"svhn": resolve("svhn").to_dict()}
+    bench = lambda ms, config, device="NVIDIA H200": results.result(  # noqa: E731
+        experiment="bench", metrics={"svhn": {"ours_ms": ms}, "svhn-best": {"ours_ms": ms}}, config=config, device=device, code="c", command="x"
+    )
+    put(place, bench_a=bench(2.5, None), bench_b=bench(2.25, known), bench_c=bench(2.75, None, "another GPU"))
+    for text in written(place):
+        shown = [line for line in text.splitlines() if line.startswith("| `svhn` ")]
+        assert len(shown) == 2 and "2.25" in shown[0] and "2.75" in shown[1]
+        assert sum(line.startswith("| `svhn-best` ") for line in text.splitlines()) == 3, "nobody kept its settings: all are shown"
+
+
 def test_pictures_are_shown_where_they_are(place):
     put(
         place,

@@ -240,11 +240,12 @@ def speed(results: Results, to_results: str) -> str:
         "floor, ms",
         "file",
     ]
-    rows = []
-    for name, r in results.items():
-        if not name.startswith("bench-"):
-            continue
+    benches, rows = {name: r for name, r in results.items() if name.startswith("bench-")}, []
+    settled = {(preset, r["device"]) for r in benches.values() for preset in r["config"] or {}}
+    for name, r in benches.items():
         for preset, m in r["metrics"].items():
+            if preset not in (r["config"] or {}) and (preset, r["device"]) in settled:
+                continue  # a timing of settings that were not kept gives way to one whose settings are known
             shown = lambda key, form, m=m: format(m[key], form) if isinstance(m.get(key), int | float) else "-"  # noqa: E731
             floor = shown("floor_ms", ".2f") + (f" ({shown('fraction_of_floor', '.0%')} reached)" if "fraction_of_floor" in m else "")
             times = [
