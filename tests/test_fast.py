@@ -274,7 +274,7 @@ def test_a_failing_engine_falls_back_step_by_step_and_says_so(monkeypatch: pytes
     batches = Batches(images(config, 8).cpu(), 4, 1)
     said: list[str] = []
     monkeypatch.setattr(fast, "wanted", lambda *_: True)
-    monkeypatch.setattr("lebm.fast.engine.FusedStep", lambda *_: 1 / 0)
+    monkeypatch.setattr("lebm.fast.engine.FusedStep", lambda *_, **__: 1 / 0)
     step = choose_engine(state, batches, said.append)(batches(0))
     assert torch.isfinite(step.log_px)
     assert len(said) == 2 and "division by zero" in said[0] and "captured without them" in said[0] and "reference" in said[1]

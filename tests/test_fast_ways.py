@@ -33,6 +33,7 @@ MODES = {
         "chains.posterior.noise=0.5",
         "chains.posterior.bound=0.01",
     ],
+    "warm, a chain joins later": ["draw.posterior=warm", "encoder.teach=follow", "draw.alone=15"],
     "networks alone": ["draw.posterior=amortised", "draw.prior=flow"],
     "networks alone over a mixture": ["draw.posterior=amortised", "draw.prior=flow", "prior.base=mixture", "prior.parts=3"],
 }
@@ -169,7 +170,7 @@ def test_the_captured_bf16_step_sees_what_the_reference_sees(settings: list[str]
 
 
 @gpu
-@modes("warm", "persistent over a fitted base", "networks alone")
+@modes("warm", "warm, a chain joins later", "persistent over a fitted base", "networks alone")
 def test_a_resumed_run_draws_what_it_would_have_drawn(settings: list[str], tmp_path: Path) -> None:
     every = ["training.log_every=5", "training.checkpoint_every=10", "draw.chains=300", "encoder.width=16", *settings]
     train(resolve("digits", [*every, "training.steps=20"]), run=tmp_path / "a", device="cuda")

@@ -442,6 +442,9 @@ def test_configs_that_cannot_be():
         (["draw.prior=persistent", "draw.chains=9"], "draw.chains is 9; it must be at least training.batch"),
         (["draw.posterior=warm", "prior.base=fitted"], "encoder.teach is 'imitate'; it must be follow"),
         (["draw.refresh=2"], "draw.refresh"),
+        (["draw.posterior=amortised", "draw.alone=5"], "draw.alone is 5; it must be 0 where draw.posterior is amortised"),
+        (["draw.posterior=warm", "draw.alone=5"], "encoder.teach is 'imitate'; it must be follow where draw.alone is above 0"),
+        (["draw.alone=-1"], "draw.alone is -1"),
         (["draw.posterior=cold"], "must be one of langevin, amortised, warm"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -41,6 +41,7 @@ FEATURES = {
     "fitted": ["prior.base=fitted"],
     "mixture": ["prior.base=mixture", "prior.parts=3"],
     "warm": ["draw.posterior=warm", "draw.prior=warm", *SMALL_NETWORKS],
+    "alone": ["draw.posterior=warm", "draw.alone=3", "encoder.teach=follow", *SMALL_NETWORKS],  # a chain joins between the pause and the end
     "persistent": ["draw.prior=persistent", "draw.chains=30", "draw.refresh=0.3"],
     "networks-ema": ["draw.posterior=amortised", "draw.prior=flow", "learning.ema=0.9", "learning.decay=0.5", *SMALL_NETWORKS],
 }

@@ -590,3 +590,15 @@ def test_a_model_of_another_kind_is_no_start(tmp_path):
     train(resolve("text-demo", small), run=tmp_path / "words")
     with pytest.raises(ConfigError, match="a model of kind text; this run learns one of kind image"):
         train(tiny(f"training.start_from={tmp_path / 'words'}"))
+
+
+def test_the_first_updates_may_be_the_encoders_alone(tmp_path):
+    """Under draw.alone the same numbers as amortised; then a chain refines, and moves z away from the proposal."""
+    way = ["training.log_every=1", "encoder.width=4", "encoder.teach=follow"]
+    train(tiny(*way, "draw.posterior=warm", "draw.alone=4"), run=tmp_path / "joins")
+    train(tiny(*way, "draw.posterior=amortised"), run=tmp_path / "alone")
+    joins, alone = strict_rows(tmp_path / "joins"), strict_rows(tmp_path / "alone")
+    for key in ("log_px", "z_sq_pos", "gap", "grad_encoder"):
+        assert [r[key] for r in joins[:4]] == [r[key] for r in alone[:4]]
+    assert [r["disp_pos"] > 0 for r in joins] == [False] * 4 + [True] * 2
+    assert not any("warning" in r for r in joins)  # a chain that is not there is no frozen one

@@ -213,10 +213,12 @@ class Loop:
 
     def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
         state, config = self.state, self.config
-        engine = choose_engine(state, self.batches, self._warn)
+        engine, alone = choose_engine(state, self.batches, self._warn), state.config.draw.alone
         started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
         saved = state.step
         while state.step < config.steps:
+            if state.step == alone > 0:
+                engine = choose_engine(state, self.batches, self._warn)  # from here on a chain refines
             rows = self.batches(state.step)
             epoch = self.batches.epoch(state.step)
             state.set_rates(epoch)
@@ -261,7 +263,7 @@ class Loop:
             good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
             kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
             raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
-        for warning in (*health.frozen(row, self.state.config.chains, self.batches.batch), *health.collapsed(row)):
+        for warning in (*health.frozen(row, self.state.config.chains_at(row["step"] - 1), self.batches.batch), *health.collapsed(row)):
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
@@ -286,11 +288,11 @@ class Loop:
 
 
 def choose_engine(state: TrainingState, batches: Batches, warn: Callable[[str], None]) -> Callable[[Tensor], Step]:
-    """rows -> Step: the code that computes a learning step. The reference is learn_step itself; on CUDA a faster one stands in."""
-    config = state.config
+    """rows -> Step: the code that computes the next learning steps. The reference is learn_step itself; on CUDA a faster one stands in."""
+    config, chains = state.config, state.config.chains_at(state.step)
     if fast.wanted(config, state.model.device):
         try:
-            return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step), warn)
+            return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step), warn, chains)
         except fast.Unavailable as e:
             warn(f"the fast engine is not available, learning goes on with the reference ({e})")
     if config.precision == "bfloat16":
@@ -298,7 +300,7 @@ def choose_engine(state: TrainingState, batches: Batches, warn: Callable[[str], 
 
     def reference(rows: Tensor) -> Step:
         with float32_convolutions(config.precision):
-            return learn_step(state.model, as_floats(rows), state.optimizer, config.chains, config.learning, state.rng)
+            return learn_step(state.model, as_floats(rows), state.optimizer, chains, config.learning, state.rng)
 
     return reference
 

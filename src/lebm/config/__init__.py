@@ -73,6 +73,12 @@ class Config:
         object.__setattr__(self, "chains", dataclasses.replace(self.chains, **still))
         check_values(self)
 
+    def chains_at(self, step: int) -> Chains:
+        """The chains of that update: under draw.alone the first ones have none for the posterior."""
+        if step >= self.draw.alone:
+            return self.chains
+        return dataclasses.replace(self.chains, posterior=dataclasses.replace(self.chains.posterior, steps=0))
+
     @property
     def image(self) -> Generator:
         """The generator's section where it makes images, for code that knows nothing else."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lebm.config import Config
+from lebm.config import Chains, Config
 from lebm.generators import ImageGenerator, TextGenerator
 from lebm.generators.image import as_floats
 from lebm.learn import Step, float32_convolutions, learn_step
@@ -33,9 +33,14 @@ def plain_prior_chain(config: Config) -> bool:
 
 
 def make_engine(
-    model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, example: Tensor, warn: Callable[[str], None] | None = None
+    model: LatentEBM,
+    optimizer: torch.optim.Optimizer,
+    rng: torch.Generator,
+    example: Tensor,
+    warn: Callable[[str], None] | None = None,
+    chains: Chains | None = None,
 ) -> Callable[[Tensor], Step]:
-    """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32.
+    """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32; with the config's chains, or those given.
 
     Text is captured for every width of a batch, with the table of words x vocabulary in bf16 unless the config says float32.
     Where the kernels do not run, on a GPU that they were not made for, `warn` hears of it and learn_step is captured; without it that is an error.
@@ -46,10 +51,11 @@ def make_engine(
     except ImportError as e:
         raise Unavailable(f"Triton is not there ({e})") from None
     config = model.config
+    chains = chains or config.chains
 
     def reference(rows: Tensor) -> Step:
         with float32_convolutions(config.precision):
-            return learn_step(model, as_floats(rows), optimizer, config.chains, config.learning, rng)
+            return learn_step(model, as_floats(rows), optimizer, chains, config.learning, rng)
 
     def text(rows: Tensor) -> Step:
         with working(model):
@@ -61,7 +67,7 @@ def make_engine(
             return Buckets(text, model, optimizer, rng, example)
         if fused:
             try:
-                return Captured(FusedStep(model, optimizer, rng, len(example)), model, optimizer, rng, example)
+                return Captured(FusedStep(model, optimizer, rng, len(example), chains=chains), model, optimizer, rng, example)
             except Exception as e:
                 if warn is None:
                     raise

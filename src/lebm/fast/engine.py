@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from lebm.config import Config
+from lebm.config import Chains, Config
 from lebm.fast import chain_kernels as kernels
 from lebm.fast.image import FastGenerator, fastest
 from lebm.fast.prior import FastPrior, PlainPrior, fits
@@ -34,11 +34,18 @@ class FusedStep:
     """
 
     def __init__(
-        self, model: LatentEBM, optimizer: torch.optim.Optimizer, rng: torch.Generator, rows: int, dtype: torch.dtype = torch.bfloat16
+        self,
+        model: LatentEBM,
+        optimizer: torch.optim.Optimizer,
+        rng: torch.Generator,
+        rows: int,
+        dtype: torch.dtype = torch.bfloat16,
+        chains: Chains | None = None,
     ) -> None:
         assert isinstance(model.generator, ImageGenerator)
         self.model, self.optimizer, self.rng, self.rows = model, optimizer, rng, rows
         self.config: Config = model.config
+        self.chains = chains or model.config.chains
         self.generator = FastGenerator(model.generator, rows, dtype)
         self.prior = FastPrior(model.prior, dtype) if fits(model.prior) else PlainPrior(model.prior, rng)  # type: ignore[arg-type]
         device = model.device
@@ -58,7 +65,7 @@ class FusedStep:
 
     @torch.no_grad()
     def __call__(self, rows: Tensor) -> Step:
-        chains, energy = self.config.chains, bool(list(self.model.prior.parameters()))
+        chains, energy = self.chains, bool(list(self.model.prior.parameters()))
         self.seeds.random_(0, 2**62, generator=self.rng)
         self.beside.after_main()
         self.third.after_main()
@@ -94,7 +101,7 @@ class FusedStep:
 
     def posterior_chain(self, rows: Tensor, tilted: bool = True) -> None:
         """K1 steps in place on z_pos, from N(0, I) or from where the run's way starts; an encoder's lesson may still go on, on the fourth stream."""
-        chain, total, block = self.config.chains.posterior, self.z_pos.numel(), 128
+        chain, total, block = self.chains.posterior, self.z_pos.numel(), 128
         k, nz, line = chain.steps, self.config.nz, triton.next_power_of_2(max(self.config.nz, 16))
         grid = ((total + block - 1) // block,)
         kernels.draw_start[grid](self.z_pos, self.z0_pos, self.seeds[1:], total, k, nz, block)
@@ -158,7 +165,7 @@ class FusedStep:
     def learn_inference(self, rows: Tensor, score: Score) -> None:
         if not self.fresh["posterior"]:
             with self.working_precision():
-                self.model.inference.learn(self.e_pos, self.z_pos, tamed(score, self.config.chains.posterior), as_floats(rows))
+                self.model.inference.learn(self.e_pos, self.z_pos, tamed(score, self.chains.posterior), as_floats(rows))
 
     @contextmanager
     def working_precision(self) -> Iterator[None]:
