@@ -293,6 +293,22 @@ def test_a_failing_engine_falls_back_step_by_step_and_says_so(monkeypatch: pytes
     assert len(said) == 1 and "Triton" in said[0]
 
 
+def test_a_generator_that_stands_on_ours_keeps_its_own_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(ImageGenerator):
+        def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
+            return torch.full((len(x),), 7.0) + 0 * z.sum(-1)
+
+        def score(self, x: Tensor, z: Tensor) -> Tensor:
+            return torch.zeros_like(z)
+
+    config = small("digits", "chains.prior.steps=2", "chains.posterior.steps=2")
+    state = TrainingState(config, LatentEBM(config, Mine(config.nz, config.image)), torch.device("cpu"))
+    batches = Batches(images(config, 8).cpu(), 4, 1)
+    monkeypatch.setattr(fast, "wanted", lambda *_: True)
+    monkeypatch.setattr("lebm.fast.engine.Captured", Uncaptured)
+    assert float(choose_engine(state, batches, pytest.fail)(batches(0)).log_px) == 7
+
+
 def test_asking_for_bfloat16_where_there_is_none_is_said() -> None:
     config = small("digits", "chains.prior.steps=1", "chains.posterior.steps=1", "precision=bfloat16")
     said: list[str] = []

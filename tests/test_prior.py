@@ -324,6 +324,12 @@ def test_a_mixture_base_finds_the_mixture_it_sees():
     assert found["mixture"] < 0.15 < 0.5 < found["fitted"]
 
 
+def test_no_two_gaussians_of_a_mixture_start_alike():
+    for nz, parts in ((1, 9), (2, 10), (3, 6)):
+        centres = GaussianPrior(nz, Prior(kind="gaussian", base="mixture", parts=parts)).mixture.centres
+        assert len(torch.unique(centres, dim=0)) == parts
+
+
 def test_a_mixture_that_cannot_be_fitted_stays():
     prior = GaussianPrior(2, Prior(kind="gaussian", base="mixture", parts=3))
     before = {k: v.clone() for k, v in prior.mixture.named_buffers()}

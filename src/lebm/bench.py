@@ -266,7 +266,7 @@ def images_per_second(model: LatentEBM, device: torch.device) -> float:
     """Samples by K0-step chains and one decoding, in large batches; of text, sentences sampled word by word."""
     if isinstance(model.generator, TextGenerator):
         return 500 / (milliseconds(lambda: model.sample_words(500), device, 0.5) / 1e3)
-    if device.type == "cuda" and fast.plain_prior_chain(model.config):
+    if device.type == "cuda" and fast.plain_images(model) and fast.plain_prior_chain(model.config):
         from lebm.fast.sampling import FastSampler
 
         rows = 8192

@@ -30,8 +30,8 @@ class OnlineMixture(nn.Module):
         super().__init__()
         self.parts, self.nz = parts, nz
         eye, k = torch.eye(nz), torch.arange(parts)
-        # One unit away from 0 along an axis each: alike they would stay alike.
-        centres = eye[k % nz] * (1 - 2 * (k // nz % 2))[:, None]
+        # A unit away from 0 along an axis each, either way, and further out where there are more than that: alike they would stay alike.
+        centres = eye[k % nz] * ((1 - 2 * (k // nz % 2)) * (1 + k // (2 * nz)))[:, None]
         self.register_buffer("share", torch.full((parts,), 1 / parts))
         self.register_buffer("first", centres / parts)
         self.register_buffer("second", (eye + centres[:, :, None] * centres[:, None]) / parts)

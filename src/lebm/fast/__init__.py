@@ -32,6 +32,11 @@ def plain_prior_chain(config: Config) -> bool:
     return not c.first_steps and c.noise == 1 and not c.bound
 
 
+def plain_images(model: LatentEBM) -> bool:
+    """Whether the generator is the one that the kernels compute; a class of your own that stands on it may have another likelihood."""
+    return type(model.generator) is ImageGenerator
+
+
 def make_engine(
     model: LatentEBM,
     optimizer: torch.optim.Optimizer,
@@ -61,7 +66,7 @@ def make_engine(
         with working(model):
             return reference(rows)
 
-    fused = config.precision != "float32" and isinstance(model.generator, ImageGenerator) and plain_prior_chain(config)
+    fused = config.precision != "float32" and plain_images(model) and plain_prior_chain(config)
     try:
         if isinstance(model.generator, TextGenerator):
             return Buckets(text, model, optimizer, rng, example)
