@@ -287,6 +287,30 @@ def test_an_exported_model_is_the_same_up_to_rounding(tmp_path, precision, unit)
     assert size[1] < 0.6 * size[0] or precision == "float32"
 
 
+@pytest.mark.parametrize("base", ["fitted", "mixture"])
+def test_a_rounded_p_0_agrees_with_itself_and_goes_on_following(tmp_path, base):
+    """Whitening and colouring undo each other; a refit on what it holds of the draws finds it again, and on new draws of its own stays near it."""
+    model = LatentEBM(resolve("digits", [f"prior.base={base}", "prior.parts=3", "prior.memory=50"]))
+    rng, nz = torch.Generator().manual_seed(0), model.config.nz
+    wide = torch.linspace(0.05, 30, nz)  # second moments whose difference from the mean's square is lost in eight bits
+    for i in range(400):
+        model.prior.see(20 + wide * torch.randn(100, nz, generator=rng))
+        if i % 50 == 49:
+            model.prior.refit()
+    model.save(tmp_path / "a.safetensors")
+    export(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "bfloat16")
+    prior = load(tmp_path / "b.safetensors").prior
+    u = torch.randn(500, nz, generator=rng)
+    z = prior.coloured(u)
+    torch.testing.assert_close(prior.white(z), u, rtol=1e-4, atol=1e-4)
+    log_p = prior.log_prob(z)
+    prior.refit()
+    assert prior.follows() and float((prior.log_prob(z) - log_p).detach().abs().max()) < 0.1
+    prior.see(prior.place(torch.randn(100, nz, generator=rng)))
+    prior.refit()
+    assert prior.follows() and float((prior.log_prob(z) - log_p).detach().abs().mean()) < 2
+
+
 def test_weights_too_large_for_a_precision_are_not_exported(tmp_path):
     model = LatentEBM(resolve("digits"))
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """The loop: what it logs, when it stops, and what lebm.train takes from a user of the library."""
 
+import io
 import json
 import math
 import os
@@ -545,10 +546,45 @@ def test_a_run_can_start_with_the_networks_of_another(tmp_path):
     old = train(tiny("training.steps=2"), run=tmp_path / "old")
     new = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}", "seed=7"), run=tmp_path / "new")
     assert same(old.generator, new.generator) and same(old.prior, new.prior)
-    other = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old' / 'model.safetensors'}", "prior.base=fitted"))
+    said = Console(file=io.StringIO(), width=200)
+    other = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old' / 'model.safetensors'}", "prior.base=fitted"), console=said)
+    assert "begun anew: prior\n" in said.file.getvalue()
     assert same(old.generator, other.generator) and not torch.equal(other.prior.layers[0].weight, old.prior.layers[0].weight)
     again = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}"), run=tmp_path / "again", resume=True)
     assert same(old.generator, again.generator), "also where a script says resume before there is anything"
+
+
+def test_kept_chains_stay_with_their_run(tmp_path):
+    """They are of another p_0 and energy: those of the new run start from noise."""
+    way = ["draw.prior=persistent", "draw.chains=8", "training.batch=4"]
+    old = train(tiny(*way, "training.steps=2"), run=tmp_path / "old")
+    new = train(tiny(*way, "training.steps=0", f"training.start_from={tmp_path / 'old'}"))
+    assert same(old.prior, new.prior) and old.synthesis.filled() == 8 and new.synthesis.filled() == 0
+
+
+def test_a_run_starts_from_one_model_only(tmp_path):
+    old = train(tiny("training.steps=1"), run=tmp_path / "old")
+    with pytest.raises(ConfigError, match="a model was handed in; give one of the two"):
+        train(tiny("training.steps=1", f"training.start_from={tmp_path / 'old'}"), model=old)
+
+
+def test_a_p_0_that_cannot_follow_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr("lebm.training.REFIT", 2)
+    monkeypatch.setattr("lebm.prior.FLOOR", -1e6)
+    train(tiny("prior.base=fitted", "training.log_every=1", "training.steps=4"), run=tmp_path / "run")
+    said = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
+    assert len(said) == 1 and said[0]["step"] == 3 and "p_0 stays where it is" in said[0]["warning"]
+
+
+def test_the_log_is_of_the_p_0_that_the_step_saw(tmp_path, monkeypatch):
+    """log_q of a flow is a density of u: fitting p_0 anew moves all u, and must not show in the row of that step."""
+    pytest.importorskip("zuko")
+    rows = {}
+    for refit in (4, 100):
+        monkeypatch.setattr("lebm.training.REFIT", refit)
+        train(tiny("draw.prior=warm", "prior.base=fitted", "training.steps=4", "training.log_every=4"), run=tmp_path / str(refit))
+        rows[refit] = strict_rows(tmp_path / str(refit))[-1]["log_q_neg"]
+    assert rows[4] == rows[100]
 
 
 def test_a_frozen_generator_keeps_its_weights_while_the_prior_learns(tmp_path, monkeypatch):
@@ -602,3 +638,15 @@ def test_the_first_updates_may_be_the_encoders_alone(tmp_path):
         assert [r[key] for r in joins[:4]] == [r[key] for r in alone[:4]]
     assert [r["disp_pos"] > 0 for r in joins] == [False] * 4 + [True] * 2
     assert not any("warning" in r for r in joins)  # a chain that is not there is no frozen one
+    train(tiny(*way, "draw.posterior=warm", "draw.alone=6"), run=tmp_path / "never")
+    assert "no chain refines its z" in next(r["warning"] for r in strict_rows(tmp_path / "never") if "warning" in r)
+
+
+def test_an_engine_is_made_once_for_each_part_of_a_run(tmp_path, monkeypatch):
+    made, way = [], ("draw.posterior=warm", "encoder.teach=follow", "encoder.width=4", "draw.alone=2")
+    real = training.choose_engine
+    monkeypatch.setattr(training, "choose_engine", lambda state, *a: (made.append(state.step), real(state, *a))[1])
+    train(tiny(*way, "training.steps=2"), run=tmp_path / "run")
+    train(tiny(*way, "training.steps=4"), run=tmp_path / "run", resume=True)  # just where the chain joins
+    train(tiny(*way, "training.steps=4"), run=tmp_path / "whole")
+    assert made == [0, 2, 0, 2]

@@ -82,15 +82,28 @@ class OnlineMixture(nn.Module):
         self.second.lerp_((of.unsqueeze(-1) * z).mT @ z, weight)
 
     @torch.no_grad()
-    def refit(self, mean: Tensor, second: Tensor, inverse: Tensor, good: Tensor) -> None:
-        """Move to what has been seen; whitening is u = inverse (z - mean), and mean and second are the moments of all rows (float64), which
-        may be no `good`."""
+    def refit(self, mean: Tensor, second: Tensor, inverse: Tensor, good: Tensor) -> Tensor:
+        """Move to what has been seen, and say whether that could be done; whitening is u = inverse (z - mean), and mean and second are the
+        moments of all rows (float64), which may be no `good`."""
         share, first = self.share.double() + COMMON / self.parts, self.first.double() + COMMON / self.parts * mean
         centres = first / share[:, None]
         products = (self.second.double() + COMMON / self.parts * second) / share[:, None, None]
         spread = inverse @ (products - centres[:, :, None] * centres[:, None]) @ inverse.T
         roots, these = cholesky(spread, FLOOR)
         self.set(share / share.sum(), (centres - mean) @ inverse.T, roots, good & these)
+        return good & these
+
+    @torch.no_grad()
+    def settle(self, mean: Tensor, second: Tensor, root: Tensor) -> None:
+        """All anew from weights, centres and roots; the sums are those from which a refit would find them. z = mean + root u."""
+        weights, centres, roots = self.weights.double(), self.centres.double(), self.roots.double().tril()
+        weights, common = weights / weights.sum(), COMMON / self.parts
+        share, of_z, spread = (1 + COMMON) * weights, mean + centres @ root.T, root @ roots
+        products = spread @ spread.mT + of_z[:, :, None] * of_z[:, None]
+        self.share.copy_(share - common)
+        self.first.copy_(share[:, None] * of_z - common * mean)
+        self.second.copy_(share[:, None, None] * products - common * second)
+        self.set(weights, centres, roots)
 
 
 # --- without a word to the host: on a GPU nobody waits -----------------------------------------------------------------

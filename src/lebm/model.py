@@ -230,6 +230,8 @@ def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator:
         except DataError as e:
             raise CheckpointError(f"{path} is damaged: {e}") from None
     restore(model, tensors, path)
+    if meta.get("precision", "float32") != "float32":
+        model.prior.settle()
     return model.to(device).eval()
 
 

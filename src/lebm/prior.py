@@ -49,6 +49,7 @@ class GaussianPrior(nn.Module):
         self.fitted = config.base != "standard"
         self.mixture = OnlineMixture(config.parts, nz) if config.base == "mixture" else None
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
+        self.register_buffer("_follows", torch.ones((), dtype=torch.bool), persistent=False)
         if self.fitted:
             for name in ("mean", "first"):
                 self.register_buffer(name, torch.zeros(nz))
@@ -123,8 +124,7 @@ class GaussianPrior(nn.Module):
 
     @torch.no_grad()
     def refit(self) -> None:
-        """Move p_0 to what has been seen, without waiting for the device; where that has no root (z has run away: the guard stops the run)
-        it stays where it is."""
+        """Move p_0 to what has been seen, without waiting for the device; where that has no root it stays where it is, and `follows` says so."""
         if not self.fitted:
             return
         first, second = self.first.double(), self.second.double()
@@ -133,7 +133,24 @@ class GaussianPrior(nn.Module):
         for kept, value in ((self.mean, first), (self.root, root), (self.inverse, inverse)):
             move(kept, value, good)
         if self.mixture is not None:
-            self.mixture.refit(first, second, inverse, good)
+            good = self.mixture.refit(first, second, inverse, good)
+        self._follows.copy_(good)  # type: ignore[operator]
+
+    def follows(self) -> bool:
+        """Whether the last fit of p_0 could be made; waits for the device."""
+        return bool(self._follows)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """All that is kept of p_0 anew from its mean, roots and weights: rounded each by itself, the rest would contradict them."""
+        if not self.fitted:
+            return
+        mean, root = self.mean.double(), self.root.double().tril()
+        second = root @ root.T + mean.outer(mean)
+        for kept, value in ((self.root, root), (self.inverse, triangular_inverse(root)), (self.first, mean), (self.second, second)):
+            kept.copy_(value)
+        if self.mixture is not None:
+            self.mixture.settle(mean, second, root)
 
 
 class EnergyPrior(GaussianPrior):

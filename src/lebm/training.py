@@ -31,6 +31,7 @@ from lebm.runs import Run, check_run, flat, started
 from lebm.state import TrainingState
 from lebm.words import from_sentences
 
+LOST = "p_0 stays where it is: the covariance of the posterior draws has no root; lower learning.prior_rate and look at z_sq_pos in the log"
 HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.train
 
 
@@ -66,7 +67,11 @@ def train(
     net = _build(config, model).to(where)
     rows = _rows(config, net, data, data_dir, console)
     if config.training.start_from and not (folder and checkpoint.steps(folder.checkpoints)):
-        take_over(net, config.training.start_from)
+        if isinstance(model, LatentEBM):
+            raise ConfigError(f"training.start_from is {config.training.start_from} and a model was handed in; give one of the two")
+        new = take_over(net, config.training.start_from)
+        if new and console:
+            console.print(f"note: not like those of {config.training.start_from}, and so begun anew: {', '.join(new)}", soft_wrap=True, markup=False)
     state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
     batches = make_batches(config, rows, where)
     with started(folder) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
@@ -118,8 +123,9 @@ def make_batches(config: Config, rows: Tensor, device: torch.device) -> Batches:
     return (SentenceBatches if config.generator.kind == "text" and rows.ndim == 2 else Batches)(*common)
 
 
-def take_over(model: LatentEBM, source: str) -> None:
-    """Start with the networks of another run: its generator, and of the others those that are configured alike."""
+def take_over(model: LatentEBM, source: str) -> list[str]:
+    """Start with the networks of another run: its generator, and of the others those that are configured alike; a flow with its prior only,
+    on whose u it lives. Returns the names of those that begin anew."""
     try:
         old = load(source, model.device)
     except CheckpointError as e:
@@ -135,12 +141,19 @@ def take_over(model: LatentEBM, source: str) -> None:
     facts: dict[str, Any] = getattr(old.generator, "facts", dict)()
     if facts != getattr(model.generator, "facts", dict)():
         raise ConfigError(f"training.start_from is {source}, which was learned from other words; start from a run on the same text")
-    sections = {"generator": (), "prior": ("prior",), "inference": ("encoder",), "synthesis": ("flow",)}
-    for name, keys in sections.items():
-        ours, theirs = getattr(model, name), getattr(old, name)
-        same = type(ours) is type(theirs) and all(getattr(model.config, k) == getattr(old.config, k) for k in keys)
-        if same and {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}:
-            ours.load_state_dict(theirs.state_dict())
+    sections = {"generator": (), "prior": ("prior",), "encoder": ("encoder",), "flow": ("prior", "flow")}
+    theirs, new = old.networks(), []
+    for name, ours in model.networks().items():
+        same = name in theirs and all(getattr(model.config, k) == getattr(old.config, k) for k in sections[name])
+        if same and shapes(ours) == shapes(theirs[name]):
+            ours.load_state_dict(theirs[name].state_dict())
+        else:
+            new.append(name)
+    return new
+
+
+def shapes(net: nn.Module) -> dict[str, torch.Size]:
+    return {k: v.shape for k, v in net.state_dict().items()}
 
 
 def _rows(config: Config, net: LatentEBM, data: Any, data_dir: Any, console: Console | None) -> Tensor:
@@ -213,11 +226,18 @@ class Loop:
 
     def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
         state, config = self.state, self.config
-        engine, alone = choose_engine(state, self.batches, self._warn), state.config.draw.alone
+        engine: Any = choose_engine(state, self.batches, self._warn)
+        seen: Any = None
+        first, alone = state.step, state.config.draw.alone
+        if alone >= config.steps > first:
+            self._warn(
+                f"draw.alone is {alone} and this run ends after {config.steps} updates: the encoder learns alone to the end, no chain refines its z"
+            )
         started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
         saved = state.step
         while state.step < config.steps:
-            if state.step == alone > 0:
+            if state.step == alone > first:
+                engine = seen = None  # and their graph's memory, before the next one takes some
                 engine = choose_engine(state, self.batches, self._warn)  # from here on a chain refines
             rows = self.batches(state.step)
             epoch = self.batches.epoch(state.step)
@@ -225,8 +245,6 @@ class Loop:
             seen = engine(rows)
             state.average()
             state.step += 1
-            if state.step % REFIT == 0:
-                state.model.prior.refit()
             now = time.monotonic()
             late = self.max_seconds is not None and now - started > self.max_seconds
             last = late or bool(stop) or state.step == config.steps
@@ -243,6 +261,8 @@ class Loop:
                 marked = (now, state.step)
                 self._watch(row, checkpoint_now)
                 update(state.step, config.steps, note=_note(row))
+            if state.step % REFIT == 0:
+                state.model.prior.refit()  # after the log, which is of the p_0 that this step saw
             if self.watch and state.step % self.batches.per_epoch == 0:  # before the checkpoint: what a kill loses is seen again on resume
                 self.watch(state.step // self.batches.per_epoch, state.exported())
             if checkpoint_now and self.run_folder and state.step > saved:
@@ -263,7 +283,8 @@ class Loop:
             good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
             kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
             raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
-        for warning in (*health.frozen(row, self.state.config.chains_at(row["step"] - 1), self.batches.batch), *health.collapsed(row)):
+        lost = [] if self.state.model.prior.follows() else [LOST]
+        for warning in (*health.frozen(row, self.state.config.chains_at(row["step"] - 1), self.batches.batch), *health.collapsed(row), *lost):
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
