@@ -230,8 +230,8 @@ class Loop:
         seen: Any = None
         first, alone = state.step, state.config.draw.alone
         if alone >= config.steps > first:
-            self._warn(
-                f"draw.alone is {alone} and this run ends after {config.steps} updates: the encoder learns alone to the end, no chain refines its z"
+            self._say(
+                f"note: draw.alone is {alone} and this run ends after {config.steps} updates: the encoder learns alone to the end, no chain refines its z"
             )
         started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
         saved = state.step
