@@ -384,20 +384,28 @@ def test_persistent_chains_start_anew_at_the_asked_rate():
     laps = torch.stack(new).view(12, 40)
     assert laps[0].all() and laps[1:9].sum(0).eq(2).all()  # every chain twice in eight laps, and never all at once
     assert (laps[1:].sum(1) == 10).all()
-    assert Persistent(5, 1, 1.0).period == 1  # always
 
 
 def test_samples_go_on_from_kept_chains_and_more_than_there_are_run_longer():
-    model = tiny("draw.prior=persistent", "draw.chains=30", "chains.prior.steps=0")
-    assert model.sample(3).shape == (3, 1, 8, 8)  # no chain yet: from noise
+    """A chain's end says how often it went on: a walk here adds 1000 to the number of its chain."""
+    model = tiny("draw.prior=persistent", "draw.chains=30", "chains.prior.steps=2")
+    assert model.drawing("prior").protocol(100)["z"] == "a chain from N(0, I)"  # no chain yet
+    assert model.sample(3).shape == (3, 1, 8, 8)
     with torch.no_grad():
         model.synthesis.z.copy_(torch.arange(30.0).double()[:, None].expand(-1, 4))
         model.synthesis.rows += 30
+    assert not torch.equal(next(model.sample_z(3, by="langevin")), next(model.sample_z(3)))
+    steps = []
+    model.prior.walk = lambda z, chain, rng: (steps.append(chain.steps), z + 1000)[1]
     z = torch.cat(list(model.sample_z(1100)))
-    assert torch.equal(z[:, 0], torch.arange(1100).double() % 30)
-    assert [goes_on(model.synthesis, normal(500, 4), i)[1] for i in (0, 500, 1000)] == [17, 34, 50]  # as long as the last row needs
-    assert torch.equal(next(model.sample_z(3, by="langevin")), next(model.sample_z(3, by="langevin", seed=0)))
-    assert not torch.equal(next(model.sample_z(3, by="langevin")), z[:3])
+    at = torch.arange(1100).double()
+    assert torch.equal(z[:, 0], at % 30 + 1000 * (1 + at // 30))
+    assert set(steps) == {2}
+    assert model.drawing("prior").protocol(30)["chain_steps"] == 2
+    assert model.drawing("prior").protocol(1100)["chain_steps"] == [2, 2 * 37]
+    assert torch.equal(next(model.sample_z(30, steps=0))[:, 0] % 1000, at[:30])
+    with pytest.raises(DataError, match="31 samples were asked for, but without steps there are only the kept chains"):
+        next(model.sample_z(31, steps=0))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------------
@@ -441,7 +449,11 @@ def test_configs_that_cannot_be():
         (["prior.kind=gaussian", "draw.prior=flow"], "draw.prior is 'flow'; it must be langevin"),
         (["draw.prior=persistent", "draw.chains=9"], "draw.chains is 9; it must be at least training.batch"),
         (["draw.posterior=warm", "prior.base=fitted"], "encoder.teach is 'imitate'; it must be follow"),
-        (["draw.refresh=2"], "draw.refresh"),
+        (["draw.refresh=0.7"], "draw.refresh"),
+        (["draw.refresh=1e-20"], "draw.refresh"),
+        (["draw.prior=persistent", "chains.prior.steps=0"], "chains.prior.steps"),
+        (["draw.prior=warm", "chains.prior.steps=0"], "chains.prior.steps"),
+        (["draw.posterior=warm", "chains.posterior.steps=0"], "chains.posterior.steps"),
         (["draw.posterior=amortised", "draw.alone=5"], "draw.alone is 5; it must be 0 where draw.posterior is amortised"),
         (["draw.posterior=warm", "draw.alone=5"], "encoder.teach is 'imitate'; it must be follow where draw.alone is above 0"),
         (["draw.alone=-1"], "draw.alone is -1"),

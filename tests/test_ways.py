@@ -81,7 +81,7 @@ def test_going_on_with_a_model_needs_its_ways(runs):
     ("name", "options", "frechet", "mse"),
     [
         ("paper", {}, ("langevin", 3), ("langevin", [2, 100])),
-        ("warm", {}, ("persistent", 3), ("warm", [2, 100])),
+        ("warm", {}, ("persistent", [3, 6]), ("warm", [2, 100])),
         ("warm", {"prior_by": "langevin", "posterior_by": "amortised"}, ("langevin", 3), ("amortised", [0])),
         ("networks", {}, ("flow", 0), ("amortised", [0])),
         ("networks", {"posterior_by": "langevin"}, ("flow", 0), ("langevin", [100])),

@@ -37,7 +37,7 @@ def frechet_after(ev: Evaluation, steps: int | None, by: str | None = None) -> f
     reference, moments = Moments(), Moments()
     for part in ev.train.split(2000):
         reference.add(as_floats(part).to(ev.model.device))
-    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", **ev.model.drawing("prior", by, steps).protocol())
+    ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", **ev.model.drawing("prior", by, steps).protocol(n))
     with ev.bar("sampling for the distance") as update:
         for z in ev.model.sample_z(n, ev.seed, steps, update, by):
             moments.add(ev.model.decode(z))
@@ -74,7 +74,7 @@ def fid_reconstruction(ev: Evaluation) -> Numbers:
 def fid_after(ev: Evaluation, steps: int | None, by: str | None = None) -> float:
     """The FID of samples after so many chain steps (None: the run's own)."""
     n = _how_many(ev)
-    ev.protocol.update(samples=n, **ev.model.drawing("prior", by, steps).protocol())
+    ev.protocol.update(samples=n, **ev.model.drawing("prior", by, steps).protocol(n))
 
     def drawn(update: Any) -> Iterator[Tensor]:
         for z in ev.model.sample_z(n, ev.seed, steps, update, by):

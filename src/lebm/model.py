@@ -96,11 +96,16 @@ class LatentEBM(nn.Module):
         if n < 1:
             raise DataError(f"the number of samples is {n}; it must be at least 1")
         drawing = self.drawing("prior", by, steps)
-        chain = drawing.chain
+        if not drawing.chain.steps and drawing.rounds(n) > 1:
+            raise DataError(f"{n} samples were asked for, but without steps there are only the kept chains as they are; give steps, or ask for fewer")
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
             start, rounds = goes_on(drawing.way, self.noise(drawing.way, self.prior.draw_base(CHUNK, rng)), i)
-            z = self.prior.walk(self.prior.coloured(start), replace(chain, steps=rounds * chain.steps), rng)[: n - i]
+            at, ends = self.prior.coloured(start), []
+            for _ in range(int(rounds.max())):
+                at = self.prior.walk(at, drawing.chain, rng)
+                ends.append(at)
+            z = torch.stack(ends)[rounds - 1, torch.arange(CHUNK, device=rounds.device)][: n - i] if len(ends) > 1 else at[: n - i]
             if progress:
                 progress(i + len(z), n)
             yield z
@@ -161,7 +166,8 @@ class LatentEBM(nn.Module):
             rows = self.trim(x[i : i + CHUNK]).to(self.device)
             e = self.prior.draw_base(1 if shared_noise else CHUNK, rng).expand(CHUNK, -1)[: len(rows)]
             start = drawing.way.start(e, rows)
-            out.append(langevin(partial(self.posterior_score, rows), start, drawing.chain, rng, shared_noise=shared_noise).cpu())
+            score = partial(self.posterior_score, rows)
+            out.append(langevin(score, start, drawing.chain, rng, shared_noise=shared_noise, of_chunk=CHUNK).cpu())
             if progress:
                 progress(i + len(rows), len(x))
         return torch.cat(out)

@@ -29,6 +29,7 @@ def langevin(
     rng: torch.Generator,
     *,
     shared_noise: bool = False,
+    of_chunk: int = 0,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
     """Run z <- z + (s^2/2) score(z) + s e for chain.steps steps, on every row of z at once.
@@ -36,15 +37,15 @@ def langevin(
     s is chain.step_size, for the first steps chain.first_steps where it has some; chain.noise scales e (1: the paper's);
     chain.bound shortens drifts that are longer (a tamed chain; 0: the paper's).
     The paper writes `s grad + sqrt(2 s) e`; its s is our s^2/2. The published 0.4 and 0.1 are our s.
-    `shared_noise` gives every row the same e, so that a row's path does not depend on its neighbours;
-    `watch(k, z)` sees the state after k steps, k = 0 being the start.
+    `shared_noise` gives every row the same e, so that a row's path does not depend on its neighbours; neither does it where the rows are
+    the first ones `of_chunk`, for all of which e is drawn; `watch(k, z)` sees the state after k steps, k = 0 being the start.
     """
-    shape = (1, *z.shape[1:]) if shared_noise else z.shape
+    shape = (1 if shared_noise else max(len(z), of_chunk), *z.shape[1:])
     if watch:
         watch(0, z)
     for k in range(chain.steps):
         s = step_size(chain, k)
-        e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)
+        e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)[: len(z)]
         z = z.add(bounded(score(z), 0.5 * s * s, chain.bound), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
         if watch:
             watch(k + 1, z)

@@ -131,7 +131,7 @@ def _sampled(ev: Evaluation, x: Tensor, steps: int | None = None, by: str | None
     return {
         "generated": len(x),
         "how": "each word drawn from the model, temperature 1",
-        **ev.model.drawing("prior", by or ev.prior_by, steps).protocol(),
+        **ev.model.drawing("prior", by or ev.prior_by, steps).protocol(len(x)),
         "cut_at_generator_length": cut,
         "mean_words": round(float(lengths(x).double().mean()) - 1, 2),
         "vocabulary": g.size,

@@ -30,7 +30,7 @@ class Draw:
 
     posterior: Literal["langevin", "amortised", "warm"] = "langevin"
     prior: Literal["langevin", "persistent", "flow", "warm"] = "langevin"
-    alone: int = 0  # posterior: warm learns its first so many updates from the encoder's own z, several times as fast; then its chain refines
+    alone: int = 0  # posterior: warm learns its first so many updates from the encoder's own z, sparing the chain's cost; then its chain refines
     chains: int = 10_000  # prior: persistent keeps so many
     refresh: float = 0.01  # and starts each anew from N(0, I) once in 1/refresh visits; 0: never
 

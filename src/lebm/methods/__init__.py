@@ -120,13 +120,13 @@ class Persistent(Fresh):
         return min(int(self.rows), len(self.z))
 
 
-def goes_on(way: Fresh, e: Tensor, first: int) -> tuple[Tensor, int]:
-    """Starts for samples first, first + 1, ... outside learning, and how many chains' lengths each is to run.
+def goes_on(way: Fresh, e: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Starts for samples first, first + 1, ... outside learning, and for each how many times the chain's length it is to run.
 
-    Kept chains go on from where learning left them; where there are more samples than chains, the next round runs once more as
+    Kept chains go on from where learning left them; where there are more samples than chains, each further round runs once more as
     long, with noise of its own.
     """
+    at = first + torch.arange(len(e), device=e.device)
     if not isinstance(way, Persistent) or not way.filled():
-        return way.start(e), 1
-    at = first + torch.arange(len(e), device=way.z.device)
-    return way.z[at % way.filled()].to(e.dtype), 1 + (first + len(e) - 1) // way.filled()
+        return way.start(e), torch.ones_like(at)
+    return way.z[at % way.filled()].to(e.dtype), 1 + at // way.filled()

@@ -56,9 +56,17 @@ class Drawing:
     chain: Chain
     base: str = "N(0, I)"  # where a chain starts that no network starts
 
-    def protocol(self) -> dict[str, Any]:
+    def rounds(self, samples: int) -> int:
+        """How often kept chains go on for so many samples: each further round of them runs once more as long."""
+        kept = self.way.filled() if isinstance(self.way, Persistent) else 0
+        return -(-samples // kept) if kept else 1
+
+    def protocol(self, samples: int = 1) -> dict[str, Any]:
         """What a number says about how its z came about."""
-        return {"by": self.by, "z": WAYS[self.kind][self.by].replace("N(0, I)", self.base), "chain_steps": self.chain.steps}
+        z, steps, rounds = WAYS[self.kind][self.by], self.chain.steps, self.rounds(samples)
+        if isinstance(self.way, Persistent) and not self.way.filled():
+            z = WAYS[self.kind]["langevin"]  # a run without updates has kept nothing
+        return {"by": self.by, "z": z.replace("N(0, I)", self.base), "chain_steps": [steps, rounds * steps] if rounds > 1 else steps}
 
 
 def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps: int | None, base: str = "N(0, I)") -> Drawing:
