@@ -12,6 +12,7 @@ from lebm import likelihood
 from lebm.config import resolve
 from lebm.errors import DataError
 from lebm.likelihood import LogZ, anneal, bits_per_dimension, ladder, log_likelihood, log_mean, log_z, pilot
+from lebm.methods import Proposed, follow
 from lebm.prior import EnergyPrior, GaussianPrior
 from lebm.rng import stream
 
@@ -156,6 +157,33 @@ def test_log_p_of_x_in_a_linear_model(known, temperatures):
     found = log_likelihood(model, x, z, particles=100, temperatures=temperatures)
     assert float((found.values - truth).abs().max()) < 0.1
     assert float(found.ess.min()) > 30
+
+
+class Exactly(nn.Module):
+    """An encoder that knows the posterior's mean."""
+
+    def __init__(self, model, alpha):
+        super().__init__()
+        w = model.generator.w
+        self.gain = torch.linalg.inv(torch.eye(3, dtype=torch.float64) + w.T @ w / 0.25).detach()
+        self.w, self.alpha = w.detach(), alpha
+
+    def draw(self, e, x):
+        return (self.alpha + x @ self.w / 0.25) @ self.gain + 0.3 * e, None
+
+
+def test_chains_that_only_refine_start_from_the_encoder(known):
+    """Steps of 0.02 do not come from N(0, I) to a posterior that lies 30 away in a hundred steps."""
+    model, x, _, z = known
+    w, alpha = model.generator.w.detach(), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
+    x = x + 30 * w.sum(1)
+    law = torch.distributions.MultivariateNormal(w @ alpha, w @ w.T + 0.25 * torch.eye(5, dtype=torch.float64))
+    model.config = model.config.with_values(**{"chains.posterior.step_size": 0.02, "chains.posterior.bound": 0.5})
+    far = log_likelihood(model, x, z, particles=100, temperatures=20)
+    model.inference = Proposed(Exactly(model, alpha), follow)
+    near = log_likelihood(model, x, z, particles=100, temperatures=20)
+    assert float((near.values - law.log_prob(x)).abs().max()) < 0.3 and float(near.ess.min()) > 30
+    assert float((far.values - law.log_prob(x)).abs().min()) > 3
 
 
 def test_a_rows_likelihood_does_not_depend_on_its_neighbours(known):

@@ -14,7 +14,7 @@ from lebm.config import Chain, Chains, Encoder, Flow, Learning, preset_names, re
 from lebm.errors import ConfigError, DataError
 from lebm.health import diverged, frozen
 from lebm.learn import describe, learn_step, make_optimizer
-from lebm.methods import Fresh, Persistent, Proposed, follow, goes_on, imitate
+from lebm.methods import Fresh, Persistent, Proposed, follow, imitate
 from lebm.methods.encoder import HIGHEST, LOWEST, FlatNet, GaussianEncoder, ImageNet
 from lebm.methods.flow import SplineFlow
 from lebm.model import LatentEBM

@@ -96,8 +96,8 @@ def log_likelihood(
 ) -> LogLikelihood:
     """Importance-weighted log p(x) of every row, for any generator.
 
-    The proposal is a Gaussian fitted to states of `particles` posterior chains, started from N(0, I) and run for `steps` (default
-    100 and at least K1), of which the second half counts. Its draws walk on to p(x, z) over `temperatures`; 1 weighs them as they are.
+    The proposal is a Gaussian fitted to states of `particles` posterior chains, started where the run's own start (in the paper N(0, I)) and
+    run for `steps` (default 100 and at least K1), of which the second half counts. Its draws walk on to p(x, z) over `temperatures`; 1 weighs them as they are.
     Noise is shared between rows, so that a row's number does not depend on its neighbours.
     """
     if particles < 2 or temperatures < 1:
@@ -203,7 +203,7 @@ def _log_weights(model: LatentEBM, rows: Tensor, chain: Chain, particles: int, t
         score = model.prior.score(flat) + likelihood_score(model.generator, each, flat)
         return model.log_joint(each, flat).view(n, particles), score.view(z.shape)
 
-    mean, factor = _proposal(model, joint, n, particles, chain, seed)
+    mean, factor = _proposal(model, joint, each, particles, chain, seed)
     rng = stream(seed, "likelihood/walk", model.device)
 
     def drawn() -> Tensor:
@@ -213,8 +213,12 @@ def _log_weights(model: LatentEBM, rows: Tensor, chain: Chain, particles: int, t
     return anneal(partial(_gaussian, mean, factor), joint, drawn(), ladder(temperatures), sizes, rng)[0]
 
 
-def _proposal(model: LatentEBM, joint: Density, n: int, particles: int, chain: Chain, seed: int) -> tuple[Tensor, Tensor]:
-    """Mean and Cholesky factor of a Gaussian for every row, fitted to the second half of its posterior chains."""
+def _proposal(model: LatentEBM, joint: Density, each: Tensor, particles: int, chain: Chain, seed: int) -> tuple[Tensor, Tensor]:
+    """Mean and Cholesky factor of a Gaussian for every row, fitted to the second half of its posterior chains.
+
+    `each` has every row of x once for each of them. They start by the run's own way: steps that refine an encoder's proposal are too short
+    for the way from N(0, I).
+    """
     from sklearn.covariance import ledoit_wolf  # takes a second to import
 
     nz, rng = model.config.nz, stream(seed, "likelihood/fit", model.device)
@@ -222,11 +226,11 @@ def _proposal(model: LatentEBM, joint: Density, n: int, particles: int, chain: C
 
     def watch(k: int, z: Tensor) -> None:
         if 2 * k >= chain.steps and (chain.steps - k) % max(1, chain.steps // 20) == 0:
-            seen.append(z.view(n, particles, nz))
+            seen.append(z)
 
-    # One row holds all chains of an image, so that noise is shared between images and not between its chains.
-    start = model.prior.draw_base(particles, rng).view(1, -1).expand(n, -1)
-    langevin(lambda z: joint(z.view(n, particles, nz))[1].view(n, -1), start, chain, rng, shared_noise=True, watch=watch)
+    e = model.prior.draw_base(particles, rng).repeat(len(each) // particles, 1)
+    start = model.inference.start(e, each).view(-1, particles, nz)  # noise is shared between images and not between their chains
+    langevin(lambda z: joint(z)[1], start, chain, rng, shared_noise=True, watch=watch)
     states = torch.cat(seen, 1).double().cpu()
     covariances = torch.stack([torch.from_numpy(ledoit_wolf(s.numpy())[0]) for s in states])
     factor = torch.linalg.cholesky(covariances + 1e-8 * torch.eye(nz))
