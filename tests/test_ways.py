@@ -11,6 +11,7 @@ from lebm import checkpoint, cli, documents, results, speed, tables
 from lebm.config import resolve
 from lebm.errors import ConfigError, DataError
 from lebm.evaluate import evaluate, evaluate_all
+from lebm.methods.encoder import FlatNet
 
 pytest.importorskip("zuko")
 TINY = ["nz=4", "prior.width=8", "generator.ngf=3", "encoder.width=2", "flow.width=8", "flow.layers=2", "draw.chains=30", "training.batch=20"]
@@ -58,6 +59,32 @@ def test_a_generator_of_your_own_gets_an_encoder_for_its_shape(tmp_path):
     model = lebm.train(resolve("digits", [*TINY, *MODES["warm"]]), x, Line(), run=tmp_path / "run", device="cpu")
     again = lebm.load(tmp_path / "run", generator=Line())
     assert torch.equal(model.infer(x), again.infer(x)) and not torch.equal(model.infer(x), model.infer(x, by="amortised"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"shape": (63,)}, "a row of the data has 3 values, and the generator says 63"),
+        ({"shape": 3}, "says that its shape is 3; it must be that of a row of x"),
+        ({"make_encoder": lambda self, nz: torch.nn.Linear(3, nz)}, "the encoder makes .* it must make 2 x nz = 8 of each"),
+        ({"make_encoder": lambda self, nz: None}, r"make_encoder\(4\) of the generator Odd gave a NoneType"),
+    ],
+)
+def test_what_an_own_generator_says_of_its_encoder_must_fit(facts, says):
+    class Odd(torch.nn.Linear):
+        decode = torch.nn.Linear.forward
+
+        def log_prob(self, x, z):
+            return -(x - self.decode(z)).square().sum(1)
+
+    for name, value in facts.items():
+        setattr(Odd, name, value)
+    with pytest.raises((ConfigError, DataError), match=says):
+        lebm.train(resolve("digits", [*TINY, *MODES["warm"], "nz=4"]), torch.randn(40, 3), Odd(4, 3), device="cpu")
+
+
+def test_whole_numbers_are_encoded_too():
+    assert FlatNet(3, 2, 4, 1)(torch.arange(6).view(2, 3)).shape == (2, 4)
 
 
 def test_models_from_before_the_ways_load(runs, tmp_path):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.config import Config, TextGenerator, default_widths, hidden_layers
-from lebm.errors import ConfigError
+from lebm.errors import ConfigError, DataError
 from lebm.prior import log_normal
 from lebm.words import lengths
 
@@ -33,6 +33,10 @@ class GaussianEncoder(nn.Module):
 
     def draw(self, e: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self(x)
+        if mean.shape != e.shape or log_std.shape != e.shape:
+            raise DataError(
+                f"the encoder makes {tuple(self.net(x).shape)} numbers of {len(e)} rows; it must make 2 x nz = {2 * e.shape[-1]} of each: mean, then log std"
+            )
         e = e.to(mean.dtype)
         return mean + log_std.exp() * e, log_normal(e) - log_std.sum(-1)
 
@@ -122,8 +126,13 @@ class FlatNet(nn.Module):
         _quiet(self.layers[-1], nz)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
         *hidden, last = self.layers
+        first = self.layers[0]
+        x = x.flatten(1).to(first.weight.dtype)  # type: ignore[arg-type]
+        if x.shape[1] != first.in_features:
+            raise DataError(
+                f"a row of the data has {x.shape[1]} values, and the generator says {first.in_features}; make its `shape` that of a row of x"
+            )
         for layer in hidden:
             x = F.silu(layer(x))
         return last(x)
@@ -145,11 +154,17 @@ def make_encoder(config: Config, generator: nn.Module, own: bool) -> GaussianEnc
     if not own and config.generator.kind in ENCODERS:
         return GaussianEncoder(ENCODERS[config.generator.kind](config))
     make, shape = getattr(generator, "make_encoder", None), getattr(generator, "shape", None)
+    name = type(generator).__name__
     if make is not None:
-        return GaussianEncoder(make(config.nz))
+        net = make(config.nz)
+        if not isinstance(net, nn.Module):
+            raise ConfigError(f"make_encoder({config.nz}) of the generator {name} gave a {type(net).__name__}; it must give a torch.nn.Module")
+        return GaussianEncoder(net)
     if shape is None:
         raise ConfigError(
-            f"draw.posterior is {config.draw.posterior}, which needs an encoder, and the generator {type(generator).__name__} "
+            f"draw.posterior is {config.draw.posterior}, which needs an encoder, and the generator {name} "
             "does not say for what; give it a `shape` (of a row of x) or a method `make_encoder(nz)`"
         )
+    if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ConfigError(f"the generator {name} says that its shape is {shape!r}; it must be that of a row of x, such as (64,)")
     return GaussianEncoder(FlatNet(math.prod(shape), config.nz, config.encoder.width, config.encoder.depth))
