@@ -214,3 +214,8 @@ def test_presets_named_in_the_pages_exist():
     assert {"digits", "celeba128", "svhn"} <= words & set(preset_names())
     listed = re.search(r"- Presets (.*)\.", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     assert set(ticks(listed.group(1))) == set(preset_names())
+
+
+def test_the_readme_names_every_preset_that_starts_from_an_encoder():
+    (named,) = re.findall(r"start from an encoder: (.*?)\.\n", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert set(ticks(named)) == {name for name in preset_names() if resolve(name).draw.posterior == "warm"}

@@ -72,6 +72,29 @@ def test_ways_to_draw_z_with_their_cost(place):
     assert "`svhn`" not in page, "its speed was not measured"
 
 
+def test_the_ways_are_those_of_the_measurement(place):
+    """Learned in one way and measured in another: the row says both, and its K is the measured chain's."""
+    metrics = {"fid": 22.0, "mse": None, "mse_100": 0.0041, "iteration_ms": 2.5, "infer_ms": 0.04}
+    protocol = {
+        "fid": {"by": "flow", "chain_steps": 0},
+        "frechet": {"by": "langevin", "chain_steps": 7},
+        "mse": {"by": "langevin", "chain_steps": [100]},
+        "speed": {"by": "amortised"},
+    }
+    config = resolve("svhn", ["draw.posterior=amortised", "draw.prior=flow"]).to_dict()
+    put(place, odd=result("svhn", metrics, protocol=protocol, config=config, experiment="odd"))
+    ways = ["langevin (learned by amortised)", "flow", "100", "0", "22.00", "0.0041", "2.50", "0.040 (amortised)"]
+    assert row(written(place)[1], "`odd`", "2.50")[1:9] == ways
+
+
+def test_a_cell_says_that_its_run_learned_with_an_encoder(place):
+    """By the run itself, not by the name of its row: of the presets `-best` some have one and some not."""
+    put(place, svhn_best=result("svhn-best", {"fid": 24.0}), cifar10_best=result("cifar10-best", {"fid": 67.0}))
+    for text in written(place):
+        cells = row(text, "**lebm**, our settings")
+        assert ["learned with an encoder" in c for c in cells] == [False, False, True, False]
+
+
 def test_our_rows(place):
     put(
         place,

@@ -158,6 +158,10 @@ def test_table_1_shows_the_error_of_a_runs_own_inference():
     assert tables.own_mse(result) == "0.0031 (warm)"
     for config in ({}, {"draw": {"posterior": "langevin"}}, None):
         assert tables.own_mse({**result, "config": config}) == "0.0029"
+    assert tables.own_mse({**result, "protocol": {"mse": {"by": "langevin"}}}) == "0.0029", "chains from noise, whatever it was learned with"
+    amortised = {"config": {"draw": {"posterior": "amortised"}}, "metrics": {"mse": None, "mse_100": 0.0041}}
+    assert tables.own_mse({**amortised, "protocol": {"mse": {"by": "langevin"}}}) == "0.0041"
+    assert tables.own_mse({**result, "protocol": {"mse": {"by": "amortised"}}}) == "0.0031 (amortised)"
 
 
 def test_inference_is_timed_against_chains_of_equal_error(monkeypatch):

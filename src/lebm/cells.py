@@ -54,9 +54,40 @@ def number(result: Mapping[str, Any], name: str, digits: int) -> str:
 
 
 def own_mse(result: Mapping[str, Any]) -> str:
-    """`mse_100`; of a run that draws z from the posterior in a way of its own, `mse` by that way."""
-    by = ((result["config"] or {}).get("draw") or {}).get("posterior", "langevin")
+    """`mse_100`; where z was inferred in another way than by chains from N(0, I), `mse` by that way."""
+    by = measured_by(result, "posterior")
     return number(result, "mse_100", 4) if by == "langevin" else f"{number(result, 'mse', 4)} ({by})"
+
+
+MEASURED = {"posterior": ("mse",), "prior": ("fid", "frechet")}  # the metrics of a table that draw z so
+
+
+def how_measured(result: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The protocol of the numbers whose z are draws from the prior or posterior; empty where none is kept."""
+    protocol = result.get("protocol") or {}
+    return next((found for name in MEASURED[kind] if (found := protocol.get(name))), {})
+
+
+def measured_by(result: Mapping[str, Any], kind: str) -> str:
+    """By which way z was drawn for the numbers: as their protocol says, or in a file from before it did, the run's own."""
+    return str(how_measured(result, kind).get("by") or learned_by(result, kind))
+
+
+def learned_by(result: Mapping[str, Any], kind: str) -> str:
+    """The run's own way to draw z."""
+    return str(((result["config"] or {}).get("draw") or {}).get(kind, "langevin"))
+
+
+def way(result: Mapping[str, Any], kind: str) -> str:
+    """By which way the numbers were measured, and if it was another, by which the run learned."""
+    by, own = measured_by(result, kind), learned_by(result, kind)
+    return by if by == own else f"{by} (learned by {own})"
+
+
+def chain_length(result: Mapping[str, Any], kind: str) -> str:
+    """K0 or K1 behind the numbers; of `mse` and `mse_100` the first that was measured."""
+    steps = how_measured(result, kind).get("chain_steps", result["config"]["chains"][kind]["steps"])
+    return str(steps[0] if isinstance(steps, list) else steps)
 
 
 def updates(result: Mapping[str, Any]) -> str:
@@ -74,7 +105,8 @@ def seeds(result: Mapping[str, Any]) -> int:
 def length(result: Mapping[str, Any]) -> str:
     """In small print beside a number: which checkpoint, how many updates and seeds."""
     count = seeds(result)
-    return f"<br><sub>{checkpoint_word(result)} checkpoint, {updates(result)}, {count} seed{'s' * (count > 1)}{unlike(result)}</sub>"
+    encoder = ", learned with an encoder" if learned_by(result, "posterior") != "langevin" else ""
+    return f"<br><sub>{checkpoint_word(result)} checkpoint, {updates(result)}, {count} seed{'s' * (count > 1)}{encoder}{unlike(result)}</sub>"
 
 
 def unlike(result: Mapping[str, Any]) -> str:

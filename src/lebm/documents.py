@@ -92,7 +92,7 @@ def pictures(results: Results, root: Path, to_docs: str, everything: bool) -> st
 def readme_block(results: Results, root: Path) -> str:
     parts = [digits(results, "results/")]
     if any(column(r) for r in results.values()):
-        how = "MSE is `mse_100`, or in brackets how the run itself infers; the FID is of 50,000 samples against all training images. More, with the baselines: [docs/results.md](docs/results.md)."
+        how = "MSE is `mse_100`, or with a way in brackets `mse`, z inferred by that way; the FID is of 50,000 samples against all training images. More, with the baselines: [docs/results.md](docs/results.md)."
         parts += [table_1(results, "results/", baselines=False), how, pictures(results, root, "docs/", everything=False)]
     else:
         parts.append("No results on the paper's data sets yet.")
@@ -111,7 +111,7 @@ def results_page(results: Results, root: Path) -> str:
         (
             "Table 1: images",
             table_1(results, up, baselines=True)
-            + "\n\nMSE is `mse_100`, or in brackets how the run itself infers: see [protocol.md](protocol.md). Rows without a link are published numbers.",
+            + "\n\nMSE is `mse_100`, or with a way in brackets `mse`, z inferred by that way: see [protocol.md](protocol.md). Rows without a link are published numbers.",
         ),
         ("Table 2: text", table_2(results, up)),
         ("Each result", details(results, up)),

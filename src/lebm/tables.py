@@ -10,6 +10,7 @@ from lebm.cells import (
     NOTES,
     SIDE_BY_SIDE,
     base,
+    chain_length,
     checkpoint_word,
     column,
     data_label,
@@ -18,12 +19,14 @@ from lebm.cells import (
     link,
     mark,
     marks,
+    measured_by,
     number,
     own_mse,
     seeds,
     table,
     unlike,
     updates,
+    way,
 )
 from lebm.published import (
     ABLATIONS,
@@ -42,8 +45,8 @@ from lebm.published import (
 Results = Mapping[str, Mapping[str, Any]]  # file name without .json -> what it holds
 KINDS = {
     "": "the paper's settings",
-    "best": "our settings",
-    "warm": "our settings, posterior chains from an encoder",
+    "best": "our settings, `-best`",
+    "warm": "our settings, `-warm`",
     "gaussian": "N(0, I) as prior, the paper's settings",
 }
 TEXT_KINDS = {"": "learned prior", "gaussian": "N(0, I) as prior, the same generator and learning"}
@@ -168,15 +171,17 @@ def side_by_side(results: Results, to_results: str) -> str:
         for e, metrics, config, steps, protocol in _parts(r):
             if "iteration_ms" not in metrics and r["experiment"] != SIDE_BY_SIDE:
                 continue
-            chains, one = config["chains"], {"metrics": metrics}
+            one = {"metrics": metrics, "config": config, "protocol": protocol}
             cost = [number(one, "iteration_ms", 2), number(one, "infer_ms", 3), number(one, "infer_ratio", 1)]
             how = protocol.get("speed") or {}
             over = "over " if how.get("chains_mse", 0) > how.get("mse", 0) else ""  # the longest chains were still worse
             times = cost[2] if cost[2] == "-" else f"{over}{cost[2]} times slower"
-            made = [config["draw"]["posterior"], config["draw"]["prior"], str(chains["posterior"]["steps"]), str(chains["prior"]["steps"])]
-            quality = [number(one, "fid", 2), number(one, "mse", 4)]
+            timed = how.get("by", measured_by(one, "posterior"))
+            cost[1] += f" ({timed})" if timed != measured_by(one, "posterior") else ""
+            drawn = [f(one, kind) for f in (way, chain_length) for kind in ("posterior", "prior")]
+            quality = [number(one, "fid", 2), number(one, "mse" if metrics.get("mse") is not None else "mse_100", 4)]
             ends = [f"{steps:,}" if isinstance(steps, int) else "-", str(r["device"]), link(name, to_results)]
-            rows.append([f"`{e}`", *made, *quality, *cost[:2], times, *ends])
+            rows.append([f"`{e}`", *drawn, *quality, *cost[:2], times, *ends])
     return table(head, rows) if rows else ""
 
 
