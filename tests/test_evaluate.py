@@ -152,6 +152,17 @@ def test_a_metric_is_one_line_in_a_dict(run, monkeypatch):
     assert module.SHOWN == 64
 
 
+def test_numbers_on_data_that_have_changed_are_not_kept(tmp_path):
+    """The same weights, but the images under the same path are others now."""
+    x = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    run = make(tmp_path / "run", "data.name=images", f"data.path={tmp_path / 'x.npy'}", "training.batch=5")
+    measured = lambda metric: set(evaluate(run, (metric,), samples=20, device="cpu", pictures=False)["metrics"])  # noqa: E731
+    assert measured("frechet") < measured("mse") == {"frechet", "frechet_gaussian", "mse", "mse_100"}
+    np.save(tmp_path / "x.npy", 255 - x)
+    assert measured("mse") == {"mse", "mse_100"}
+
+
 def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch):
     folder = make(tmp_path / "run")
     monkeypatch.setitem(METRICS, "rows", lambda ev: {"rows": float(len(ev.test))})

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lebm import results
+from lebm.errors import ConfigError
 
 SCHEMA = ["experiment", "metrics", "per_seed", "protocol", "data", "config", "seed", "steps", "device", "seconds", "code", "command"]
 
@@ -88,6 +89,43 @@ def test_in_git_the_code_is_the_commit(elsewhere):
 def test_without_git_at_all(elsewhere, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert results.code_version().startswith("sha256:")
+
+
+def seed_of(i, protocol, sha256="0"):
+    """What an evaluation gave of the seed i."""
+    facts = {"experiment": "e", "config": {"seed": i}, "data": {"sha256": sha256}, "steps": 9, "seconds": 1}
+    return {**facts, "metrics": {"fppl": 1.0 * i}, "protocol": protocol}
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("nll", {"sentences": "all 300 test sentences"}, {"sentences": "the first 5 test sentences"}),
+        ("nll", {"chain": {"steps": 10, "noise": 0.5}}, {"chain": {"steps": 10, "noise": 1.0}}),
+        ("nll", {"estimate": "the first 100 of them"}, {"estimate": "the first 5 of them"}),
+        ("nll", {"temperatures": [500, 50]}, {"temperatures": [5, 5]}),
+        ("nll", {"walkers": [1000, 32]}, {"walkers": [10, 3]}),
+        ("fppl", {"sentences": {"generated": 9, "by": "flow"}}, {"sentences": {"generated": 9, "by": "langevin"}}),
+        ("fppl", {"language_model": {"hidden": 512}}, {"language_model": {"hidden": 8}}),
+    ],
+)
+def test_what_was_measured_otherwise_has_no_mean(name, one, other):
+    with pytest.raises(ConfigError, match=f"{name} measured with {next(iter(one))} = .*alike first: --metrics {name}"):
+        results.mean([seed_of(1, {name: one}), seed_of(2, {name: other})])
+
+
+def test_what_a_measurement_finds_may_differ_between_seeds():
+    found = lambda n: {"generated": 9, "by": "langevin", "mean_words": n, "cut_at_generator_length": n}  # noqa: E731
+    judge = lambda n: {"hidden": 8, "stopped": f"best of {n} epochs", "validation_ppl": n}  # noqa: E731
+    runs = [seed_of(i, {"fppl": {"sentences": found(i), "language_model": judge(i), "seconds": i}}) for i in (1, 3)]
+    assert results.mean(runs)["metrics"] == {"fppl": 2.0, "fppl_spread": pytest.approx(math.sqrt(2))}
+
+
+@pytest.mark.parametrize("together", [results.mean, results.side_by_side])
+def test_numbers_on_different_data_do_not_go_together(together):
+    assert together([seed_of(1, {}), seed_of(2, {})])["data"] == {"sha256": "0"}
+    with pytest.raises(ConfigError, match="different data"):
+        together([seed_of(1, {}), seed_of(2, {}, sha256="1")])
 
 
 def test_the_device_has_a_name():

@@ -164,10 +164,10 @@ def measure(ev: Evaluation, chosen: tuple[str, ...] | list[str]) -> Iterator[tup
 
 
 def merged(summary: dict[str, Any], path: Path) -> dict[str, Any]:
-    """With what the file says of the same weights beside it; a file about others, or a damaged one, counts as none."""
+    """With what the file says of the same weights and data beside it; a file about others, or a damaged one, counts as none."""
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
-        same = all(old[key] == summary[key] for key in ("experiment", "config", "steps"))
+        same = all(old[key] == summary[key] for key in ("experiment", "config", "steps")) and old["data"]["sha256"] == summary["data"]["sha256"]
         keep = {key: {**old[key], **summary[key]} for key in ("metrics", "protocol")} if same else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         keep = {}

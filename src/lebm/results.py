@@ -41,6 +41,7 @@ def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     seeds = check_one_experiment([s["config"] for s in summaries])
     if len(set(steps)) > 1:
         raise ConfigError(f"these runs are at {', '.join(map(str, steps))} updates; a mean is taken over runs of one length")
+    _check_one_data(summaries)
     _check_one_protocol([s["protocol"] for s in summaries])
     metrics: dict[str, float] = {}
     for name in first["metrics"]:
@@ -53,7 +54,17 @@ def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     return {**first, "metrics": metrics, "per_seed": per_seed, "seconds": round(sum(s["seconds"] for s in summaries), 1)}
 
 
-HOW = ("samples", "images", "reference", "reconstructed", "real", "by", "z", "chain_steps", "step_size", "features", "seed")  # of a metric's protocol
+# What must agree in the protocols of a metric; where one of these holds several facts, all but what every run finds out for itself.
+HOW = (
+    *("samples", "images", "reference", "reconstructed", "real", "by", "z", "chain", "chain_steps", "step_size", "features", "seed"),
+    *("sentences", "language_model", "estimate", "temperatures", "walkers"),
+)
+FOUND = ("cut_at_generator_length", "mean_words", "stopped", "validation_ppl")
+
+
+def _check_one_data(summaries: list[dict[str, Any]]) -> None:
+    if len({(s["data"] or {}).get("sha256") for s in summaries}) > 1:
+        raise ConfigError("these runs were measured on different data (data.sha256); numbers go together only where the data are the same")
 
 
 def _check_one_protocol(protocols: list[dict[str, Any]]) -> None:
@@ -61,10 +72,14 @@ def _check_one_protocol(protocols: list[dict[str, Any]]) -> None:
     for name, first in protocols[0].items():
         for other in (p[name] for p in protocols[1:] if name in p and isinstance(first, dict)):
             for key in HOW:
-                if first.get(key) != other.get(key):
-                    raise ConfigError(
-                        f"these runs have {name} measured with {key} = {first.get(key)} and {other.get(key)}; measure it alike first: --metrics {name}"
-                    )
+                a, b = _told(first.get(key)), _told(other.get(key))
+                if a != b:
+                    raise ConfigError(f"these runs have {name} measured with {key} = {a} and {b}; measure it alike first: --metrics {name}")
+
+
+def _told(value: Any) -> Any:
+    """What was chosen before the measurement."""
+    return {k: v for k, v in value.items() if k not in FOUND} if isinstance(value, dict) else value
 
 
 def check_one_experiment(configs: list[dict[str, Any]]) -> list[int]:
@@ -88,7 +103,8 @@ def check_different(configs: list[dict[str, Any]]) -> None:
 
 
 def side_by_side(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result of different experiments: numbers, protocols, configs and updates by experiment."""
+    """One result of different experiments on the same data: numbers, protocols, configs and updates by experiment."""
+    _check_one_data(summaries)
     by_name = lambda key: {s["experiment"]: s[key] for s in summaries}  # noqa: E731
     several = {key: by_name(key) for key in ("metrics", "protocol", "config", "steps")}
     return {**summaries[0], "experiment": "side-by-side", **several, "seconds": round(sum(s["seconds"] for s in summaries), 1)}
