@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "tables": {"cells", "published"},
     "documents": {"cells", "tables", "results", "checkpoint"},
     "health": BELOW_LEARN | {"learn"},
-    "evaluation": {"data", "log", "methods", "metrics", "model"},
+    "evaluation": {"config", "data", "log", "methods", "metrics", "model"},
     "sentences": ANY,
     "image_metrics": ANY,
     "text_metrics": ANY,

@@ -112,6 +112,7 @@ def test_going_on_with_a_model_needs_its_ways(runs):
         ("warm", {"prior_by": "langevin", "posterior_by": "amortised"}, ("langevin", 3), ("amortised", [0])),
         ("networks", {}, ("flow", 0), ("amortised", [0])),
         ("networks", {"posterior_by": "langevin"}, ("flow", 0), ("langevin", [100])),
+        ("networks", {"prior_by": "langevin"}, ("langevin", 60), ("amortised", [0])),
     ],
 )
 def test_every_number_says_how_its_z_was_drawn(runs, name, options, frechet, mse):

@@ -21,12 +21,11 @@ from lebm.compare import inception
 from lebm.data import data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
-from lebm.evaluation import Evaluation, Metric, Numbers
+from lebm.evaluation import Evaluation, Metric, Numbers, drawing
 from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
 from lebm.log import progress_bar
 from lebm.log import read as read_log
-from lebm.methods.ways import ALONE
 from lebm.metrics.inception import FILE, Features
 from lebm.model import LatentEBM, load
 from lebm.rng import stream
@@ -65,8 +64,8 @@ def evaluate(
     _check(run, metrics, samples, split, limit)
     model = load(run, pick_device(device))
     refuse_handed_in(model.config)
-    model.drawing("prior", prior_by)  # what it cannot draw by is said at once
-    model.drawing("posterior", posterior_by, None if posterior_by in (None, *ALONE) else 100)
+    for kind, by in (("prior", prior_by), ("posterior", posterior_by)):
+        drawing(model, kind, by)  # what it cannot draw by is said at once
     root = data_root(data_dir)
     chosen = metrics or fitting(model, features is not None or (root is not None and (root / FILE).is_file()))
     _check_kind(model, chosen)
@@ -225,12 +224,12 @@ def draw(run: Path, ev: Evaluation) -> None:
 
 
 def _draw_images(ev: Evaluation, folder: Path) -> None:
-    model = ev.model
-    figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, by=ev.prior_by)), columns=8), folder / "samples.png")
+    model, prior, posterior = ev.model, ev.drawing("prior"), ev.drawing("posterior")
+    x = model.sample(SHOWN, ev.seed, prior.chain.steps, by=prior.by)
+    figures.save(figures.grid(to_pixels(x), columns=8), folder / "samples.png")
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0, by="langevin")), columns=8), folder / "samples-gaussian.png")
     originals = ev.test[: SHOWN // 2]
-    chosen = model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
-    x_hat = model.reconstruct(as_floats(originals), ev.seed, chosen.chain.steps, by=chosen.by)
+    x_hat = model.reconstruct(as_floats(originals), ev.seed, posterior.chain.steps, by=posterior.by)
     shown = originals if originals.dtype == torch.uint8 else to_pixels(originals)
     figures.save(figures.pairs(shown, to_pixels(x_hat), columns=8), folder / "reconstructions.png")
 

@@ -9,14 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
+from lebm.config import Chains
 from lebm.data import Splits
 from lebm.log import progress_bar
-from lebm.methods.ways import ALONE
+from lebm.methods.ways import ALONE, Drawing
 from lebm.metrics.inception import Features
 from lebm.model import LatentEBM
 
 HELD_OUT = 2000  # training rows on which settings may be chosen; a tenth of a set with less than ten times as many
-LONG = 100  # posterior steps of `mse_100`, and of chains for a model that was learned without any
+LONG = 100  # posterior steps of `mse_100`
+STEPS = {"prior": Chains().prior.steps, "posterior": LONG}  # of chains for a model that was learned without any: the paper's K0, and the longer K1
 
 Numbers = dict[str, float | None]
 
@@ -54,10 +56,15 @@ class Evaluation:
         n = len(self.splits.train)
         return self.splits.train[n - max(1, min(HELD_OUT, n // 10)) :]
 
-    def posterior_steps(self) -> int | None:
-        """None, the run's own K1; or LONG, where chains are asked for and the run was learned without."""
-        by = self.posterior_by
-        return LONG if by is not None and by not in ALONE and self.model.config.draw.posterior in ALONE else None
+    def drawing(self, kind: str) -> Drawing:
+        """How z is drawn from the `prior` or `posterior`: by the run's own way, or by the one asked for."""
+        return drawing(self.model, kind, self.prior_by if kind == "prior" else self.posterior_by)
+
+
+def drawing(model: LatentEBM, kind: str, by: str | None) -> Drawing:
+    """The run's own way and chain; or another way, whose chain takes STEPS where the run was learned without one."""
+    without = by is not None and by not in ALONE and getattr(model.config.draw, kind) in ALONE
+    return model.drawing(kind, by, STEPS[kind] if without else None)
 
 
 Metric = Callable[[Evaluation], Numbers | Iterator[Numbers]]  # one that takes long gives its numbers as they come

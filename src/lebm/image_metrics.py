@@ -27,12 +27,12 @@ FOR_LIKELIHOOD = 100  # test images, where the caller names no number
 
 def frechet(ev: Evaluation) -> Numbers:
     """Pixel-space Fréchet distance to the training images, of the learned prior and of N(0, I) through the same generator."""
-    gaussian = frechet_after(ev, 0, "langevin")
-    return {"frechet": frechet_after(ev, None, ev.prior_by), "frechet_gaussian": gaussian}
+    gaussian, own = frechet_after(ev, 0, "langevin"), ev.drawing("prior")
+    return {"frechet": frechet_after(ev, own.chain.steps, own.by), "frechet_gaussian": gaussian}
 
 
-def frechet_after(ev: Evaluation, steps: int | None, by: str | None = None) -> float:
-    """The pixel-space distance of samples after so many chain steps (None: the run's own)."""
+def frechet_after(ev: Evaluation, steps: int, by: str) -> float:
+    """The pixel-space distance of samples after so many chain steps."""
     n = ev.samples or FOR_FRECHET
     reference, moments = Moments(), Moments()
     for part in ev.train.split(2000):
@@ -46,7 +46,8 @@ def frechet_after(ev: Evaluation, steps: int | None, by: str | None = None) -> f
 
 def fid(ev: Evaluation) -> Numbers:
     """Fréchet distance of Inception features, samples of the learned prior against real images."""
-    return {"fid": fid_after(ev, None, ev.prior_by)}
+    own = ev.drawing("prior")
+    return {"fid": fid_after(ev, own.chain.steps, own.by)}
 
 
 def fid_gaussian(ev: Evaluation) -> Numbers:
@@ -59,20 +60,20 @@ def fid_reconstruction(ev: Evaluation) -> Numbers:
     images, part = _reference(ev)
     n = min(_how_many(ev), len(images))
     images = images[torch.arange(n) * len(images) // n]  # from everywhere: a file's first images need not be like the others
-    drawing = ev.model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
+    drawing = ev.drawing("posterior")
     ev.protocol.update(reconstructed=f"{n} {part} images, evenly spaced", **drawing.protocol())
 
     def drawn(update: Any) -> Iterator[Tensor]:
         for i, rows in enumerate(images.split(CHUNK)):
-            z = ev.model.infer(as_floats(rows), ev.seed + i, ev.posterior_steps(), shared_noise=False, by=ev.posterior_by)
+            z = ev.model.infer(as_floats(rows), ev.seed + i, drawing.chain.steps, shared_noise=False, by=drawing.by)
             yield to_pixels(ev.model.decode(z))
             update(min((i + 1) * CHUNK, len(images)), len(images))
 
     return {"fid_reconstruction": _fid(ev, "reconstructions", drawn)}
 
 
-def fid_after(ev: Evaluation, steps: int | None, by: str | None = None) -> float:
-    """The FID of samples after so many chain steps (None: the run's own)."""
+def fid_after(ev: Evaluation, steps: int, by: str) -> float:
+    """The FID of samples after so many chain steps."""
     n = _how_many(ev)
     ev.protocol.update(samples=n, **ev.model.drawing("prior", by, steps).protocol(n))
 
@@ -139,8 +140,9 @@ def mse(ev: Evaluation) -> Numbers:
 def speed(ev: Evaluation) -> Numbers:
     """Milliseconds a learning iteration and an inferred image takes, the latter beside chains from N(0, I) of equal error."""
     x = as_floats((ev.held_out() if ev.split == "validation" else ev.test)[: ev.limit or FOR_SPEED])
+    own = ev.drawing("posterior")
     with ev.bar("chains of equal error") as update:
-        numbers, how = inference(ev.model, x, ev.seed, ev.posterior_by, ev.posterior_steps(), update)
+        numbers, how = inference(ev.model, x, ev.seed, own.by, own.chain.steps, update)
     ev.protocol.update(how)
     return {"iteration_ms": iteration_ms(ev.model, ev.train[: ev.model.config.training.batch]), **numbers}
 

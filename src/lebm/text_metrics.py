@@ -21,6 +21,7 @@ from lebm.errors import CheckpointError, DataError
 from lebm.evaluation import Evaluation, Metric, Numbers
 from lebm.generators.text import TextGenerator
 from lebm.likelihood import log_likelihood, log_z
+from lebm.methods.ways import Drawing
 from lebm.metrics.language_model import LanguageModel, Recipe, fit
 from lebm.statistics import content_hash
 from lebm.words import PAD, lengths
@@ -58,8 +59,9 @@ def copied(x: Tensor, train: Tensor) -> float:
 def fppl_gaussian(ev: Evaluation) -> Numbers:
     """The same with z from N(0, I) itself, through the same generator: what the learned prior buys."""
     judge, how = _judge(ev)
-    x = generated(ev, 0, "langevin")
-    ev.protocol.update(sentences=_sampled(ev, x, 0, "langevin"), language_model=how)
+    base = ev.model.drawing("prior", "langevin", 0)
+    x = generated(ev, base)
+    ev.protocol.update(sentences=_sampled(ev, x, base), language_model=how)
     return {"fppl_gaussian": judge.perplexity(x)}
 
 
@@ -77,11 +79,12 @@ def nll(ev: Evaluation) -> Iterator[Numbers]:
     """-log p(x|z) at z inferred as in learning and how much z tells; then, which takes longer, an estimate of -log p(x). Nats a sentence."""
     model, (x, what) = ev.model, _real(ev)
     x = x[: ev.limit]
-    drawing = model.drawing("posterior", ev.posterior_by, ev.posterior_steps())
+    drawing = ev.drawing("posterior")
     draws = []
     for again in (0, 1):  # two independent draws: the second is for the count of active units
         with ev.bar("inferring" if not again else "inferring once more") as update:
-            draws.append(model.infer(x, ev.seed + 1000 * again, ev.posterior_steps(), shared_noise=False, progress=update, by=ev.posterior_by))
+            seed, steps = ev.seed + 1000 * again, drawing.chain.steps
+            draws.append(model.infer(x, seed, steps, shared_noise=False, progress=update, by=drawing.by))
     ev.protocol.update(
         sentences=f"{'the first' if ev.limit else 'all'} {len(x)} {what}", **drawing.protocol(), chain=dataclasses.asdict(drawing.chain)
     )
@@ -114,24 +117,24 @@ METRICS: dict[str, Metric] = {
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-def generated(ev: Evaluation, steps: int | None = None, by: str | None = None) -> Tensor:
+def generated(ev: Evaluation, drawing: Drawing | None = None) -> Tensor:
     """As many sentences of the run as its training split has: ancestral sampling at temperature 1. Drawn once for all metrics."""
-    n, by = ev.samples or len(ev.splits.train), by or ev.prior_by
-    key = (n, ev.seed, steps, by)
+    n, drawing = ev.samples or len(ev.splits.train), drawing or ev.drawing("prior")
+    key = (n, ev.seed, drawing.chain.steps, drawing.by)
     if key not in ev.kept:
         with ev.bar("sampling sentences") as update:
-            ev.kept[key] = ev.model.sample_words(n, ev.seed, steps, update, by)
+            ev.kept[key] = ev.model.sample_words(n, ev.seed, drawing.chain.steps, update, drawing.by)
     found: Tensor = ev.kept[key]
     return found
 
 
-def _sampled(ev: Evaluation, x: Tensor, steps: int | None = None, by: str | None = None) -> dict[str, Any]:
+def _sampled(ev: Evaluation, x: Tensor, drawing: Drawing | None = None) -> dict[str, Any]:
     g = ev.model.text()
     cut = int((lengths(x) == g.config.length + 1).sum())
     return {
         "generated": len(x),
         "how": "each word drawn from the model, temperature 1",
-        **ev.model.drawing("prior", by or ev.prior_by, steps).protocol(len(x)),
+        **(drawing or ev.drawing("prior")).protocol(len(x)),
         "cut_at_generator_length": cut,
         "mean_words": round(float(lengths(x).double().mean()) - 1, 2),
         "vocabulary": g.size,
@@ -206,9 +209,10 @@ def shown(ev: Evaluation) -> dict[str, Any]:
     model = ev.model
     g: TextGenerator = model.text()
     x = _real(ev)[0][:SHOWN]
-    z = model.infer(x, ev.seed, ev.posterior_steps(), by=ev.posterior_by)
+    prior, posterior = ev.drawing("prior"), ev.drawing("posterior")
+    z = model.infer(x, ev.seed, posterior.chain.steps, by=posterior.by)
     return {
-        "samples": g.to_text(model.sample_words(SHOWN, ev.seed, by=ev.prior_by)),
+        "samples": g.to_text(model.sample_words(SHOWN, ev.seed, prior.chain.steps, by=prior.by)),
         "samples_gaussian": g.to_text(model.sample_words(SHOWN, ev.seed, 0, by="langevin")),
         "reconstructions": [list(p) for p in zip(g.to_text(x), g.to_text(model.decode(z)), strict=True)],
     }
