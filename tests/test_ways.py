@@ -9,8 +9,11 @@ import torch
 import lebm
 from lebm import checkpoint, cli, documents, results, speed, tables
 from lebm.config import resolve
+from lebm.data import Splits
 from lebm.errors import ConfigError, DataError
 from lebm.evaluate import evaluate, evaluate_all
+from lebm.evaluation import Evaluation
+from lebm.image_metrics import METRICS
 from lebm.methods.encoder import FlatNet
 
 pytest.importorskip("zuko")
@@ -122,6 +125,24 @@ def test_every_number_says_how_its_z_was_drawn(runs, name, options, frechet, mse
     assert (protocol["mse"]["by"], protocol["mse"]["chain_steps"]) == mse
     assert [metrics[k] is not None for k in ("mse", "mse_100")] == [mse[1] != [100], 100 in mse[1]]
     assert math.isfinite(metrics["frechet"])
+
+
+@pytest.mark.parametrize(
+    ("chain", "said"),
+    [
+        ([], "one a row from N(0, I), noise on"),
+        (["noise=0"], "one a row from N(0, I), noise off"),
+        (
+            ["noise=0.5", "first_steps=[0.6,0.4]", "bound=0.3"],
+            "one a row from N(0, I), noise times 0.5, first step sizes 0.6, 0.4, drift of a step at most 0.3",
+        ),
+    ],
+)
+def test_the_error_says_what_its_chain_was(chain, said):
+    model = lebm.LatentEBM(resolve("digits", [*TINY, *(f"chains.posterior.{setting}" for setting in chain)]))
+    ev = Evaluation(model, Splits(torch.zeros(9, 1, 8, 8), torch.zeros(2, 1, 8, 8)))
+    METRICS["mse"](ev)
+    assert ev.protocol["chain"] == said
 
 
 def test_the_report_of_a_run_names_its_ways(runs):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lebm import statistics as stats
+from lebm.config import Chain
 from lebm.evaluation import LONG, Evaluation, Metric, Numbers
 from lebm.generators.image import as_floats, to_pixels
 from lebm.likelihood import bits_per_dimension, log_likelihood, log_z
@@ -120,10 +121,11 @@ def mse(ev: Evaluation) -> Numbers:
     rows = (ev.held_out() if choosing else ev.test)[: ev.limit]
     learned = limit is None or limit > len(ev.splits.train) - len(ev.held_out())
     what = f"training images held out{', which this run learned from (no data.limit)' if learned else ''}" if choosing else "test images"
+    start = "the encoder's proposal" if by == "warm" else "N(0, I)"
     ev.protocol.update(
         images=f"{'the last' if choosing else 'all' if len(rows) == len(ev.test) else 'the first'} {len(rows)} {what}",
         by=by,
-        chain="none" if by in ALONE else "one a row from " + ("the encoder's proposal" if by == "warm" else "N(0, I)") + ", noise on",
+        chain="none" if by in ALONE else f"one a row from {start}, {_said(chain)}",
         chain_steps=[ev.model.drawing("posterior", by, steps).chain.steps for steps in lengths.values()],
         step_size=chain.step_size,
         precision=precision(ev.model.device),
@@ -135,6 +137,13 @@ def mse(ev: Evaluation) -> Numbers:
             z = ev.model.infer(x, ev.seed, steps, shared_noise=False, progress=update, by=by)
         out[key] = mean_squared_error(x, ev.model.decode(z).cpu())
     return out
+
+
+def _said(chain: Chain) -> str:
+    """What a chain does with its noise, and where it departs from the paper's."""
+    first = f", first step sizes {', '.join(map(str, chain.first_steps))}" if chain.first_steps else ""
+    bound = f", drift of a step at most {chain.bound:g}" if chain.bound else ""
+    return f"noise {'off' if not chain.noise else 'on' if chain.noise == 1 else f'times {chain.noise:g}'}{first}{bound}"
 
 
 def speed(ev: Evaluation) -> Numbers:
