@@ -219,3 +219,10 @@ def test_presets_named_in_the_pages_exist():
 def test_the_readme_names_every_preset_that_starts_from_an_encoder():
     (named,) = re.findall(r"start from an encoder: (.*?)\.\n", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert set(ticks(named)) == {name for name in preset_names() if resolve(name).draw.posterior == "warm"}
+
+
+def test_what_starts_at_p_0_is_said_to_start_there():
+    """p_0 is N(0, I) in the paper; a run may have fitted another, and most of ours have."""
+    rows = {ticks(line)[0]: line for line in section(PROTOCOL, "Metrics").splitlines() if line.startswith("| `")}
+    for name in ("fid", "fid_gaussian", "frechet_gaussian", "fppl_gaussian", "log_z"):
+        assert "p_0" in rows[name] and "N(0, I)" not in rows[name], name

@@ -209,7 +209,7 @@ def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
 
 
 def draw(run: Path, ev: Evaluation) -> None:
-    """The pictures of a run: samples from the learned prior and from N(0, I), reconstructions, the energy along chains."""
+    """The pictures of a run: samples from the learned prior and from p_0, reconstructions, the energy along chains."""
     model, folder = ev.model, run / "figures"
     if isinstance(model.generator, TextGenerator):
         results.write(run / report.SENTENCES, text_metrics.shown(ev))
@@ -236,7 +236,7 @@ def _draw_images(ev: Evaluation, folder: Path) -> None:
 
 @torch.no_grad()
 def energy_profile(model: LatentEBM, seed: int, steps: int, chains: int = 200) -> np.ndarray:
-    """-f(z) along prior chains from N(0, I): an array (steps + 1, chains)."""
+    """-f(z) along prior chains from p_0: an array (steps + 1, chains)."""
     rng = stream(seed, "profile", model.device)
     seen: list[Tensor] = []
     chain = replace(model.config.chains.prior, steps=steps)

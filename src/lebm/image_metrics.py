@@ -27,7 +27,7 @@ FOR_LIKELIHOOD = 100  # test images, where the caller names no number
 
 
 def frechet(ev: Evaluation) -> Numbers:
-    """Pixel-space Fréchet distance to the training images, of the learned prior and of N(0, I) through the same generator."""
+    """Pixel-space Fréchet distance to the training images, of the learned prior and of p_0 (N(0, I), unless fitted) through the same generator."""
     gaussian, own = frechet_after(ev, 0, "langevin"), ev.drawing("prior")
     return {"frechet": frechet_after(ev, own.chain.steps, own.by), "frechet_gaussian": gaussian}
 
@@ -57,7 +57,7 @@ def fid_gaussian(ev: Evaluation) -> Numbers:
 
 
 def fid_reconstruction(ev: Evaluation) -> Numbers:
-    """The same of reconstructions: what the generator would give if the prior were what the posterior draws are."""
+    """The same of reconstructions: what the generator would give if the prior were what the posterior draws are. No bound on `fid`."""
     images, part = _reference(ev)
     n = min(_how_many(ev), len(images))
     images = images[torch.arange(n) * len(images) // n]  # from everywhere: a file's first images need not be like the others

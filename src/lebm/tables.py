@@ -273,7 +273,7 @@ def digits(results: Results, to_results: str) -> str:
     how = f"in pixel space, {drawn:,} samples" if isinstance(drawn, int) else "in pixel space"
     return (
         f"On the embedded digits, on which the paper reports nothing, after {updates(r)}: samples from the learned prior lie at a Fréchet "
-        f"distance of {number(r, 'frechet', 1)} ({how}) from the training images, samples from N(0, I) through the same generator at "
+        f"distance of {number(r, 'frechet', 1)} ({how}) from the training images, samples from {base(r)} through the same generator at "
         f"{number(r, 'frechet_gaussian', 1)}; test images are reconstructed with a mean squared error of {number(r, 'mse_100', 3)} (100 posterior "
         f"steps, images in [-1, 1]). Such distances are not FIDs. Last checkpoint, {seeds(r)} seed{'s' * (seeds(r) > 1)}: [digits.json]({to_results}digits.json)."
     )

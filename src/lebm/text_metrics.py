@@ -57,7 +57,7 @@ def copied(x: Tensor, train: Tensor) -> float:
 
 
 def fppl_gaussian(ev: Evaluation) -> Numbers:
-    """The same with z from N(0, I) itself, through the same generator: what the learned prior buys."""
+    """The same with z from p_0 itself (N(0, I), unless the run fitted another), through the same generator: what the learned prior buys."""
     judge, how = _judge(ev)
     base = ev.model.drawing("prior", "langevin", 0)
     x = generated(ev, base)
@@ -205,7 +205,7 @@ def _recipe(history: list[float], valid: Tensor | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def shown(ev: Evaluation) -> dict[str, Any]:
-    """Sentences of the learned prior, of N(0, I), and test sentences beside their reconstructions."""
+    """Sentences of the learned prior, of p_0, and test sentences beside their reconstructions."""
     model = ev.model
     g: TextGenerator = model.text()
     x = _real(ev)[0][:SHOWN]

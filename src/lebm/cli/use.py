@@ -55,7 +55,7 @@ def sample(
     temperature: Annotated[float, typer.Option(help="Text: below 1 the words are likelier than the model's; 1 is a draw from it.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Text: choose among the likeliest words of so much probability.")] = 1.0,
     beam: BeamOpt = 0,
-    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K0. With --by langevin, 0 shows N(0, I).")] = None,
+    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K0. With --by langevin, 0 shows p_0.")] = None,
     by: PriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,

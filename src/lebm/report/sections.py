@@ -18,7 +18,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "frechet_gaussian": ("Fréchet distance from p₀", "the same generator without the energy; p₀ is N(0, I) unless fitted"),
     "fid": ("FID", "samples of the model against data; lower is better"),
     "fid_gaussian": ("FID from p₀", "the same generator without the energy; p₀ is N(0, I) unless fitted"),
-    "fid_reconstruction": ("FID of reconstructions", "training images through inference and generator: what the prior could reach at best"),
+    "fid_reconstruction": ("FID of reconstructions", "training images through inference and generator, instead of samples"),
     "mse": ("Reconstruction error", "mean squared error a pixel on test images; lower is better"),
     "mse_100": ("Reconstruction error, 100 steps", "the same with a longer posterior chain"),
     "iteration_ms": ("Milliseconds an update", "one learning iteration on this device"),
