@@ -190,6 +190,18 @@ def test_save_writes_a_grid_that_reads_back(tmp_path):
     assert os.listdir(path.parent) == ["samples.png"]
 
 
+def test_a_grid_carries_its_note(tmp_path):
+    image, note = figures.grid(numbered(4)), {"by": "warm", "z": "β", "chain_steps": 3}
+    path = figures.save(image, tmp_path / "a.png", note)
+    assert figures.noted(path) == note
+    with Image.open(path) as back:
+        np.testing.assert_array_equal(np.asarray(back), np.asarray(image))
+    figures.save(image, path)
+    assert figures.noted(path) == {} == figures.noted(tmp_path / "nothing.png"), "a new picture without a note has none"
+    path.write_bytes(path.read_bytes()[:20])
+    assert figures.noted(path) == {}
+
+
 def test_save_names_the_endings_it_knows(tmp_path):
     with pytest.raises(UserError, match=r"samples\.webp.*\.png"):
         figures.save(figures.grid(numbered(1)), tmp_path / "samples.webp")

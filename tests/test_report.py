@@ -184,6 +184,25 @@ def test_the_page_does_not_praise_a_prior_that_does_not_help(run):
     assert 'class="card best"' not in (run / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_picture_from_before_there_were_notes_is_explained_by_none(run):
+    rewrite(run, protocol={"mse": {"by": "warm"}})
+    words = page_of(run).words
+    assert "each above its reconstruction: z is inferred, the generator draws it again" in words and "the encoder proposes" not in words
+
+
+@pytest.mark.parametrize(("draw", "chains"), [("{posterior: langevin}", True), ("{posterior: warm}", True), ("{posterior: amortised}", False)])
+def test_chains_are_spoken_of_where_there_are_some(run, draw, chains):
+    for kind, words in (("energy", "short Langevin chains teach both"), ("gaussian", "with short Langevin chains")):
+        (run / "config.yaml").write_text(f"prior: {{kind: {kind}}}\ndraw: {draw}\n")
+        assert (words in page_of(run).words) == chains and "by maximum likelihood" in page_of(run).words
+
+
+def test_the_number_beside_the_samples_is_the_one_its_name_says(run):
+    rewrite(run, metrics={"frechet": 1.8, "frechet_gaussian": 7.74, "fid": 21.5, "fid_gaussian": 35.5})
+    words = page_of(run).words
+    assert "FID to the data is 1.7 times smaller (21.5 against 35.5)" in words
+
+
 def test_the_gaussian_ablation_is_called_what_it_is(run):
     (run / "config.yaml").write_text("prior: {kind: gaussian}\n")
     page = page_of(run)

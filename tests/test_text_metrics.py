@@ -111,6 +111,10 @@ def test_a_run_is_measured_and_the_judge_of_real_text_is_kept(run, tmp_path, mon
     assert len(said["samples"]) == len(said["samples_gaussian"]) == len(said["reconstructions"]) == 20
     page = (run / "report.html").read_text()
     assert "FPPL" in page and "The likeliest words at its z" in page
+    assert "a posterior chain of 3 steps finds z, the generator says" in page and "a chain from N(0, I), 3 steps" in page
+    said["drawn"]["reconstructions"] = {"by": "amortised", "z": "the encoder alone", "chain_steps": 0}
+    (run / "sentences.json").write_text(json.dumps(said))
+    assert "the encoder finds z, the generator says" in lebm.report.write(run).read_text()
 
     (kept,) = (tmp_path / "cache").glob("language-model-*.safetensors")
     refit = monkeypatch.setattr

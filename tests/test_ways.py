@@ -2,12 +2,13 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
 
 import lebm
-from lebm import checkpoint, cli, documents, results, speed, tables
+from lebm import checkpoint, cli, documents, report, results, speed, tables
 from lebm.config import resolve
 from lebm.data import Splits
 from lebm.errors import ConfigError, DataError
@@ -149,9 +150,32 @@ def test_the_report_of_a_run_names_its_ways(runs):
     evaluate(runs / "warm", ("mse",), limit=10, device="cpu")
     page = (runs / "warm" / "report.html").read_text(encoding="utf-8")
     assert "an encoder proposes where posterior chains start and prior chains go on from update to update" in page
-    assert "the encoder proposes z, a short chain refines it" in page
-    evaluate(runs / "networks", ("mse",), limit=10, device="cpu", posterior_by="langevin")
-    assert (runs / "networks" / "figures" / "reconstructions.png").is_file()
+    assert "short Langevin chains teach both by maximum likelihood" in page
+    assert "the encoder proposes z, a chain of 2 steps refines it" in page and "a kept chain, continued, 3 steps" in page
+    evaluate(runs / "networks", ("mse",), limit=10, device="cpu")
+    page = (runs / "networks" / "report.html").read_text(encoding="utf-8")
+    assert "both are learned by maximum likelihood" in page and "short Langevin chains" not in page
+    assert "the encoder finds z" in page and "(z), the flow alone</span>" in page
+
+
+def test_a_caption_tells_how_its_own_picture_was_drawn(runs, tmp_path):
+    """Numbers measured before by another way stay in metrics.json; the pictures are new."""
+    folder = shutil.copytree(runs / "networks", tmp_path / "run")
+    evaluate(folder, ("mse", "frechet"), samples=20, limit=10, device="cpu", pictures=False)
+    options = {"samples": 20, "limit": 10, "device": "cpu", "prior_by": "langevin", "posterior_by": "langevin"}
+    evaluate(folder, ("speed",), **options)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "a posterior chain of 100 steps finds z" in page and "(z), a chain from N(0, I), 60 steps</span>" in page
+    assert "Mean squared error a pixel, z by amortised <b>" in page and "Fréchet distance, z by flow <b>" in page
+    assert "without decoding; z by langevin" in page and "a pixel on test images; lower is better; z by amortised" in page
+    before = (folder / "figures" / "samples.png").read_bytes()
+    evaluate(folder, ("speed",), limit=10, device="cpu")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert (folder / "figures" / "samples.png").read_bytes() != before, "by the run's own way again"
+    assert "the encoder finds z" in page and "(z), the flow alone</span>" in page
+    assert "Mean squared error a pixel <b>" in page and "Fréchet distance <b>" in page
+    report.compare([folder, folder], tmp_path / "both.html")
+    assert (tmp_path / "both.html").read_text(encoding="utf-8").count("<span>the flow alone</span>") == 2
 
 
 def test_ways_that_a_run_does_not_have_are_refused_before_the_work(runs):

@@ -209,7 +209,10 @@ def fitting(model: LatentEBM, inception_found: bool) -> list[str]:
 
 
 def draw(run: Path, ev: Evaluation) -> None:
-    """The pictures of a run: samples from the learned prior and from p_0, reconstructions, the energy along chains."""
+    """The pictures of a run: samples from the learned prior and from p_0, reconstructions, the energy along chains.
+
+    By the run's own ways, or by those asked for; samples and reconstructions carry a note of it, which the report reads.
+    """
     model, folder = ev.model, run / "figures"
     if isinstance(model.generator, TextGenerator):
         results.write(run / report.SENTENCES, text_metrics.shown(ev))
@@ -226,12 +229,12 @@ def draw(run: Path, ev: Evaluation) -> None:
 def _draw_images(ev: Evaluation, folder: Path) -> None:
     model, prior, posterior = ev.model, ev.drawing("prior"), ev.drawing("posterior")
     x = model.sample(SHOWN, ev.seed, prior.chain.steps, by=prior.by)
-    figures.save(figures.grid(to_pixels(x), columns=8), folder / "samples.png")
+    figures.save(figures.grid(to_pixels(x), columns=8), folder / "samples.png", prior.protocol())
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0, by="langevin")), columns=8), folder / "samples-gaussian.png")
     originals = ev.test[: SHOWN // 2]
     x_hat = model.reconstruct(as_floats(originals), ev.seed, posterior.chain.steps, by=posterior.by)
     shown = originals if originals.dtype == torch.uint8 else to_pixels(originals)
-    figures.save(figures.pairs(shown, to_pixels(x_hat), columns=8), folder / "reconstructions.png")
+    figures.save(figures.pairs(shown, to_pixels(x_hat), columns=8), folder / "reconstructions.png", posterior.protocol())
 
 
 @torch.no_grad()

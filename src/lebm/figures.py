@@ -6,6 +6,7 @@ Image grids have transparent gutters and SVG charts draw their text in the reade
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from lebm import checkpoint
 from lebm.errors import DataError, UserError
@@ -26,6 +28,7 @@ from lebm.errors import DataError, UserError
 WIDEST = 800  # pixels: small images are enlarged up to this width of the whole grid
 GUTTER = 2
 BETWEEN_PAIRS = 14
+NOTE = "lebm"  # the text chunk of a PNG that holds the note
 
 INK = "#1f2933"  # text and axes; becomes the reader's text colour in an SVG
 INK_ON_DARK = "#e4e8ee"
@@ -282,20 +285,36 @@ def _number(value: Any) -> bool:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def save(picture: Image.Image | Figure, path: str | Path) -> Path:
-    """Write an image as .png, a chart as .png or .svg: whole or not at all. The same picture gives the same bytes."""
+def save(picture: Image.Image | Figure, path: str | Path, note: Mapping[str, Any] | None = None) -> Path:
+    """Write an image as .png, a chart as .png or .svg: whole or not at all. The same picture gives the same bytes.
+
+    A grid carries the `note`, so that nobody has to remember how it was made.
+    """
     path = Path(path)
     endings = (".png",) if isinstance(picture, Image.Image) else (".png", ".svg")
     if path.suffix.lower() not in endings:
         raise UserError(f"cannot save {path.name!r}: a {'grid' if len(endings) == 1 else 'chart'} is written as {' or '.join(endings)}")
-    checkpoint.write_atomic(path, svg(picture) if path.suffix.lower() == ".svg" and isinstance(picture, Figure) else png(picture))
+    checkpoint.write_atomic(path, svg(picture) if path.suffix.lower() == ".svg" and isinstance(picture, Figure) else png(picture, note))
     return path
 
 
-def png(picture: Image.Image | Figure) -> bytes:
+def noted(path: str | Path) -> dict[str, Any]:
+    """The note that a grid was saved with; empty where there is none."""
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            found = json.loads(image.info[NOTE])
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError, RecursionError, Image.DecompressionBombError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def png(picture: Image.Image | Figure, note: Mapping[str, Any] | None = None) -> bytes:
     buffer = io.BytesIO()
     if isinstance(picture, Image.Image):
-        picture.save(buffer, "PNG", optimize=True)
+        info = PngInfo()
+        if note:
+            info.add_text(NOTE, json.dumps(note))
+        picture.save(buffer, "PNG", optimize=True, pnginfo=info)
     else:
         picture.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()

@@ -8,6 +8,7 @@ from lebm import figures
 from lebm.report.charts import Series, lines
 from lebm.report.folder import Folder, flatten
 from lebm.report.sections import METRICS, last_step, note, panel_chart, picture, section, short, text
+from lebm.report.ways import sampled
 
 LOWER_IS_BETTER = ("frechet", "fid", "mse", "mse_100", "bits_per_dim")
 
@@ -64,7 +65,8 @@ def samples(folders: Sequence[Folder], names: Sequence[str]) -> str:
     cards = ""
     for folder, name in zip(folders, names, strict=True):
         image = folder.picture("samples")
-        cards += picture(image, f"Samples of {name}", text(name), "", "") if image else note(f"{text(name)} has no samples yet: evaluate it.")
+        how = sampled(folder.drawn("samples")).removeprefix(", ")
+        cards += picture(image, f"Samples of {name}", text(name), how, "") if image else note(f"{text(name)} has no samples yet: evaluate it.")
     return section("samples", "Samples", f'<div class="runs">{cards}</div>')
 
 

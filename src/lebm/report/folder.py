@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from lebm import figures
 from lebm.config import BASES
 from lebm.errors import CheckpointError
 
@@ -52,6 +53,21 @@ class Folder:
 
     def setting(self, dotted: str) -> Any:
         return flatten(self.config).get(dotted)
+
+    def measured_by(self, metric: str) -> str | None:
+        """By which way z was drawn for a number; None where its protocol does not say."""
+        part = {"mse_100": "mse", "infer_ms": "speed", "nll_reconstruction": "nll"}.get(metric, metric)
+        told = flatten(self.result.get("protocol"))
+        found = told.get(f"{part}.by", told.get(f"{part}.sentences.by"))
+        return None if found is None else str(found)
+
+    def drawn(self, what: str) -> Mapping[str, Any]:
+        """How the z of `samples` or `reconstructions` came about, noted in the picture or beside the sentences; older ones have no such note."""
+        if not self.sentences:
+            return figures.noted(self.path / "figures" / f"{what}.png")
+        notes = self.sentences.get("drawn")
+        found = notes.get(what) if isinstance(notes, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
 
     @property
     def base(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from lebm import figures, published, tables
 from lebm.report.charts import Series, lines
 from lebm.report.folder import Folder, flatten
+from lebm.report.ways import inferred, is_gaussian, model_sentence, other_way, sampled, way_of
 
 # metric -> what a reader calls it, and what it says
 METRICS: dict[str, tuple[str, str]] = {
@@ -22,7 +23,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "mse": ("Reconstruction error", "mean squared error a pixel on test images; lower is better"),
     "mse_100": ("Reconstruction error, 100 steps", "the same with a longer posterior chain"),
     "iteration_ms": ("Milliseconds an update", "one learning iteration on this device"),
-    "infer_ms": ("Milliseconds to infer an image", "by the run's own way"),
+    "infer_ms": ("Milliseconds to infer an image", "without decoding"),
     "infer_chains_ms": ("Milliseconds by chains alone", "from N(0, I), as long as it takes for an equal error"),
     "infer_ratio": ("Times sooner than chains alone", "at equal error"),
     "fppl": ("FPPL", "perplexity of the model's sentences under a language model of real ones; lower is better"),
@@ -63,7 +64,7 @@ def summary(folder: Folder) -> str:
         return section("summary", "Numbers", note("No metrics yet: evaluate the run and this part fills itself."))
     published = paper(folder)
     shown = {name: value for name, value in folder.metrics.items() if not name.endswith("_error")}
-    rows = "".join(metric_row(name, value, folder.metrics.get(f"{name}_error"), published) for name, value in shown.items())
+    rows = "".join(metric_row(name, value, folder.metrics.get(f"{name}_error"), published, way_of(folder, name)) for name, value in shown.items())
     extra = '<th scope="col" class="number">The paper</th>' if published else ""
     table = f'<table><thead><tr><th scope="col">Metric</th><th scope="col" class="number">Value</th>{extra}</tr></thead><tbody>{rows}</tbody></table>'
     facts = flatten(folder.result.get("protocol"))
@@ -78,8 +79,8 @@ def samples(folder: Folder) -> str:
     learned, gaussian = folder.picture("samples"), folder.picture("samples-gaussian")
     if not (learned or gaussian):
         return section("samples", "Samples", note("No sample grids yet: evaluate the run to draw them."))
-    d, d0 = folder.number("frechet", "fid"), folder.number("frechet_gaussian", "fid_gaussian")
-    name = "FID" if "fid" in folder.metrics else "Fréchet distance"
+    metric, name = ("fid", "FID") if "fid" in folder.metrics else ("frechet", "Fréchet distance")
+    d, d0 = folder.number(metric), folder.number(f"{metric}_gaussian")
     if is_gaussian(folder):  # one prior, one grid: nothing to set beside it
         card = picture(
             learned or gaussian or "",
@@ -91,8 +92,10 @@ def samples(folder: Folder) -> str:
         return section("samples", "Samples", f'<div class="duo">{card}</div>')
     cards = ""
     if learned:
-        kind = "best" if d is not None and d0 is not None and d < d0 else ""
-        cards += picture(learned, "Grid of images sampled from the learned prior", "Learned prior", "z ~ p<sub>α</sub>(z)", score(name, d), kind)
+        kind, drawn = "best" if d is not None and d0 is not None and d < d0 else "", folder.drawn("samples")
+        value = score(name + other_way(folder, metric, drawn), d)
+        how = f"z ~ p<sub>α</sub>(z){sampled(drawn)}"
+        cards += picture(learned, "Grid of images sampled from the learned prior", "Learned prior", how, value, kind)
     if gaussian:
         cards += picture(
             gaussian,
@@ -108,9 +111,8 @@ def samples(folder: Folder) -> str:
 def text_samples(folder: Folder) -> str:
     """What a text model says, beside what it says without the learned prior."""
     fixed = is_gaussian(folder)
-    cards = quotes(
-        "Fixed prior" if fixed else "Learned prior", f"z ~ {folder.base}" if fixed else "z ~ p<sub>α</sub>(z)", folder.sentences.get("samples")
-    )
+    formula = f"z ~ {folder.base}" if fixed else f"z ~ p<sub>α</sub>(z){sampled(folder.drawn('samples'))}"
+    cards = quotes("Fixed prior" if fixed else "Learned prior", formula, folder.sentences.get("samples"))
     if not fixed:
         cards += quotes("No learned prior", f"z ~ {folder.base}", folder.sentences.get("samples_gaussian"))
     words = "Sentences drawn word by word from the model, at temperature 1: not chosen, not mended."
@@ -126,22 +128,20 @@ def text_reconstructions(folder: Folder) -> str:
     pairs = [p for p in folder.sentences.get("reconstructions") or [] if isinstance(p, list) and len(p) == 2]
     rows = "".join(f"<tr><td>{text(a)}</td><td>{text(b)}</td></tr>" for a, b in pairs)
     head = '<thead><tr><th scope="col">Sentence</th><th scope="col">The likeliest words at its z</th></tr></thead>'
-    words = "Sentences the model never saw in learning: a posterior chain finds z, the generator says what it read."
+    words = f"Sentences the model never saw in learning: {inferred(folder.drawn('reconstructions'))}, the generator says what it read."
     return section("reconstructions", "Test reconstructions", f'<p>{words}</p><div class="card"><table>{head}<tbody>{rows}</tbody></table></div>')
 
 
 def reconstructions(folder: Folder) -> str:
     if folder.sentences:
         return text_reconstructions(folder)
-    image, mse = folder.picture("reconstructions"), folder.number("mse")
+    image, drawn, mse = folder.picture("reconstructions"), folder.drawn("reconstructions"), folder.number("mse")
     if not image:
         return section("reconstructions", "Test reconstructions", note("No reconstructions yet: evaluate the run to draw them."))
-    way = {"amortised": "the encoder finds z", "warm": "the encoder proposes z, a short chain refines it"}
-    by = flatten(folder.result.get("protocol")).get("mse.by", folder.setting("draw.posterior"))  # the run's own, or what it was measured by
-    how = way.get(str(by), "a posterior chain finds z")
-    words = f"Images the model never saw in learning, each above its reconstruction: {how}, the generator draws it again."
+    words = f"Images the model never saw in learning, each above its reconstruction: {inferred(drawn)}, the generator draws it again."
     alt = "Rows of test images, each with its reconstruction beneath"
-    body = picture(image, alt, "Original above, reconstruction beneath", "", score("Mean squared error a pixel", mse))
+    value = score(f"Mean squared error a pixel{other_way(folder, 'mse', drawn)}", mse)
+    body = picture(image, alt, "Original above, reconstruction beneath", "", value)
     return section("reconstructions", "Test reconstructions", f"<p>{words}</p>{body}")
 
 
@@ -258,9 +258,9 @@ def paper(folder: Folder) -> dict[str, str]:
     return dict(zip(("mse_100", "fid"), published.TABLE_1[0].numbers[found], strict=True)) if found else {}
 
 
-def metric_row(name: str, value: Any, error: Any = None, published: Mapping[str, str] | None = None) -> str:
+def metric_row(name: str, value: Any, error: Any = None, published: Mapping[str, str] | None = None, way: str = "") -> str:
     title, words = METRICS.get(name, (name, ""))
-    small = f"<small>{words}</small>" if words else ""
+    small = f"<small>{words}{way}</small>" if words else ""
     spread = f" <small>± {text(error)}</small>" if isinstance(error, int | float) else ""
     cell = f'<td class="{"words" if isinstance(value, str) else "number"}">{text(value)}{spread}</td>'
     beside = f'<td class="number paper">{text(published.get(name, "–"))}</td>' if published else ""
@@ -279,37 +279,6 @@ def why_prior(name: str, d: float | None, d0: float | None, base: str = "N(0, I)
             f"{base} also proposes codes that no image has, and the learned energy moves z away from them to where images are."
         )
     return f"{same} Here the learned prior brings no gain yet ({name} {short(d)} against {short(d0)} from {base}): learn longer, or look at the energy below."
-
-
-def model_sentence(folder: Folder) -> str:
-    if is_gaussian(folder):
-        return f"A generator p<sub>β</sub>(x|z) on the prior {folder.base}, learned by maximum likelihood with short Langevin chains: the ablation."
-    return (
-        f"A latent space energy-based prior: p<sub>α</sub>(z) ∝ exp(f<sub>α</sub>(z)) {folder.base.replace('(', '(z; ')} stands on a generator p<sub>β</sub>(x|z), "
-        f"and short Langevin chains teach both by maximum likelihood.{ways_sentence(folder)}"
-    )
-
-
-STARTS = {
-    "amortised": "an encoder infers z without a chain",
-    "flow": "a flow draws z from the prior without a chain",
-    "persistent": "prior chains go on from update to update",
-}
-
-
-def ways_sentence(folder: Folder) -> str:
-    """What the run does otherwise than the paper."""
-    posterior, prior = folder.setting("draw.posterior"), folder.setting("draw.prior")
-    said = [
-        "an encoder proposes where posterior chains start" if posterior == "warm" else STARTS.get(str(posterior)),
-        "a flow proposes where prior chains start" if prior == "warm" else STARTS.get(str(prior)),
-    ]
-    words = " and ".join(w for w in said if w)
-    return f" Here {words}." if words else ""
-
-
-def is_gaussian(folder: Folder) -> bool:
-    return folder.setting("prior.kind") == "gaussian"
 
 
 def last_step(folder: Folder) -> int | None:
