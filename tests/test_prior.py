@@ -221,18 +221,29 @@ def test_the_base_follows_what_it_sees():
 
 
 @pytest.mark.parametrize("base", ["fitted", "mixture"])
-def test_a_short_memory_follows_sooner(base):
-    """z = 1, seen for 50 updates after 0: of the mean the share 1 - (1 - 1/memory)^50 has moved."""
-    for memory in (20, 1000):
-        prior = GaussianPrior(2, Prior(kind="gaussian", base=base, parts=2, memory=memory)).double()
-        for _ in range(50):
-            prior.see(torch.ones(7, 2, dtype=torch.float64))
-        share = 1 - (1 - 1 / memory) ** 50
-        torch.testing.assert_close(prior.first, torch.full((2,), share, dtype=torch.float64))
-        if prior.mixture is not None:
-            torch.testing.assert_close(
-                prior.mixture.first.sum(0) - (1 - share) * prior.mixture.centres.sum(0) / 2, torch.full((2,), share, dtype=torch.float64)
-            )
+@pytest.mark.parametrize(("memory", "before"), [(20, 0), (1000, 0), (1000, 5000), (30, 5000)])
+def test_a_base_looks_back_on_half_of_what_it_has_seen_and_on_its_memory_at_most(base, memory, before):
+    """z = 1, seen for 50 updates after 0: of the mean the share 1 - product of (1 - 1/window) has moved."""
+    prior = GaussianPrior(2, Prior(kind="gaussian", base=base, parts=2, memory=memory)).double()
+    prior.updates += before
+    for _ in range(50):
+        prior.see(torch.ones(7, 2, dtype=torch.float64))
+    share = 1 - math.prod(1 - 1 / min(memory, 20 + (before + t) / 2) for t in range(50))
+    torch.testing.assert_close(prior.first, torch.full((2,), share, dtype=torch.float64), rtol=1e-5, atol=0)
+    if prior.mixture is not None:
+        torch.testing.assert_close(
+            prior.mixture.first.sum(0) - (1 - share) * prior.mixture.centres.sum(0) / 2,
+            torch.full((2,), share, dtype=torch.float64),
+            rtol=1e-5,
+            atol=0,
+        )
+
+
+def test_small_batches_are_looked_back_on_for_longer():
+    """A covariance wants many rows for each of its directions, whatever the batch."""
+    prior = GaussianPrior(50, Prior(kind="gaussian", base="fitted"))
+    prior.see(torch.ones(2, 50))
+    torch.testing.assert_close(prior.first, torch.full((50,), 1 / 500))
 
 
 def test_a_base_that_cannot_be_fitted_stays():

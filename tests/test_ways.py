@@ -102,6 +102,17 @@ def test_models_from_before_the_ways_load(runs, tmp_path):
     assert not [k for k in tensors if k.startswith(("inference", "synthesis"))]
 
 
+def test_a_p_0_from_before_it_counted_has_seen_enough(tmp_path):
+    model = lebm.train(resolve("digits", [*TINY, "prior.base=mixture", "prior.parts=2"]), run=tmp_path / "run", device="cpu")
+    tensors, meta = checkpoint.load_tensors(tmp_path / "run" / "model.safetensors")
+    assert int(tensors.pop("prior.updates")) == 3
+    checkpoint.save_tensors(tmp_path / "old.safetensors", tensors, meta)
+    old = lebm.load(tmp_path / "old.safetensors")
+    assert torch.equal(old.sample(3), model.sample(3))
+    old.prior.see(torch.ones(10, 4))
+    assert float((old.prior.first - 1).abs().max()) > 0.9  # one batch among a thousand
+
+
 def test_going_on_with_a_model_needs_its_ways(runs):
     model = lebm.load(runs / "paper")
     with pytest.raises(ConfigError, match="the model has draw = .*langevin.*the configuration .*warm"):

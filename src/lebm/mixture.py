@@ -74,7 +74,7 @@ class OnlineMixture(nn.Module):
         return each.gather(1, k.view(-1, 1, 1).expand(-1, 1, self.nz)).squeeze(1)
 
     @torch.no_grad()
-    def see(self, z: Tensor, u: Tensor, weight: float) -> None:
+    def see(self, z: Tensor, u: Tensor, weight: Tensor | float) -> None:
         """A batch, which counts `weight` in the running sums."""
         of = self._each(u)[1].softmax(-1).T / len(z)
         self.share.lerp_(of.sum(1), weight)

@@ -20,6 +20,7 @@ from lebm.sampler import ChainLike, langevin
 
 FLOOR = 1e-4  # added to the variances of a fitted p_0
 REFIT = 100  # updates between two fits
+LEAST = 20  # updates, and draws for each number of z, over which a fitted p_0 looks back at first
 
 
 def log_normal(z: Tensor) -> Tensor:
@@ -41,6 +42,7 @@ class GaussianPrior(nn.Module):
     inverse: Tensor  # of L
     first: Tensor  # running means of z and of z z'
     second: Tensor
+    updates: Tensor  # seen so far
 
     def __init__(self, nz: int, config: Prior | None = None) -> None:
         super().__init__()
@@ -51,6 +53,7 @@ class GaussianPrior(nn.Module):
         self.register_buffer("_where", torch.zeros(()), persistent=False)  # follows .to(device, dtype)
         self.register_buffer("_follows", torch.ones((), dtype=torch.bool), persistent=False)
         if self.fitted:
+            self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
             for name in ("mean", "first"):
                 self.register_buffer(name, torch.zeros(nz))
             for name in ("root", "inverse", "second"):
@@ -114,9 +117,15 @@ class GaussianPrior(nn.Module):
 
     @torch.no_grad()
     def see(self, z_pos: Tensor) -> None:
-        """Posterior draws of a learning step, for a fitted p_0: nothing but sums, so that it can be captured."""
+        """Posterior draws of a learning step, for a fitted p_0: nothing but sums, so that it can be captured.
+
+        It looks back on `memory` updates, at first on half of those made: while z is young it moves fast, and an energy over a p_0 that lags
+        behind draws it ever farther out.
+        """
         if self.fitted:
-            weight = 1 / self.config.memory
+            least = max(LEAST, LEAST * self.nz // len(z_pos))
+            weight = (1 / (self.updates / 2 + least).clamp_max(self.config.memory)).to(z_pos.dtype)
+            self.updates += 1
             self.first.lerp_(z_pos.mean(0), weight)
             self.second.lerp_(z_pos.T @ z_pos / len(z_pos), weight)
             if self.mixture is not None:

@@ -74,7 +74,7 @@ class Prior:
     # p_0, which the energy tilts: N(0, I); N(m, S) with the moments of posterior draws; a mixture of Gaussians fitted to them
     base: Literal["standard", "fitted", "mixture"] = "standard"
     parts: int = 10  # Gaussians of a mixture
-    memory: int = 1000  # updates that a fitted p_0 looks back on: fewer, and it follows sooner but sees less
+    memory: int = 1000  # updates that a fitted p_0 looks back on, at first half of those made: fewer, and it follows sooner but sees less
     width: int = 200
     depth: int = 2  # hidden layers
     activation: Literal["leaky_relu", "gelu", "silu", "tanh"] = "leaky_relu"
