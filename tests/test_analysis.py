@@ -15,6 +15,9 @@ from lebm.analysis import chains, diagnostics, longrun, paths
 from lebm.analysis.diagnostics import Signs, verdict
 from lebm.config import resolve
 from lebm.errors import CheckpointError, ConfigError, DataError
+from lebm.evaluate import energy_profile
+from lebm.evaluation import Evaluation
+from lebm.image_metrics import frechet_after
 
 CONFIG = {"preset": "digits", "training.steps": 20, "chains.prior.steps": 8, "chains.posterior.steps": 4}
 
@@ -124,9 +127,10 @@ def test_the_long_run_with_features_of_ones_own(subject, tmp_path, monkeypatch):
 
 
 def test_the_long_run_in_words():
-    result = {"metrics": {"fid_60": 30.0, "fid_2500": 42.0, "long_run_ratio": 1.4}}
+    how = {"protocol": {"long_run": {"start": "N(0, I)"}}}
+    result = {"metrics": {"fid_60": 30.0, "fid_2500": 42.0, "long_run_ratio": 1.4}, **how}
     assert "passed" in longrun.words(result) and "1.40 times" in longrun.words(result)
-    assert "failed" in longrun.words({"metrics": {"fid_60": 30.0, "fid_2500": 60.0, "long_run_ratio": 2.0}})
+    assert "failed" in longrun.words({"metrics": {"fid_60": 30.0, "fid_2500": 60.0, "long_run_ratio": 2.0}, **how})
 
 
 def test_an_unknown_measure_is_refused(subject):
@@ -190,6 +194,78 @@ def test_a_fixed_prior_is_steady():
     assert verdict(diagnostics.signs(model, energy, states, 60))[0] == "steady" and np.ptp(energy) == 0
 
 
+# --- runs that draw z in ways of their own ----------------------------------------------------------------------------
+
+STARTS = {"langevin": "N(0, I)", "persistent": "the kept chains of learning", "flow": "the flow's draws", "warm": "the flow's proposals"}
+
+
+@pytest.fixture(scope="module", params=STARTS)
+def drawn(request, tmp_path_factory):
+    """A run by that way, and its name. A flow's draws are moved far away, so that they cannot be taken for p_0."""
+    if request.param in ("flow", "warm"):
+        pytest.importorskip("zuko")
+    folder = tmp_path_factory.mktemp("ways") / request.param
+    config = {**CONFIG, "draw.prior": request.param, "draw.chains": 600, "training.steps": 8, "flow.width": 8, "flow.layers": 2}
+    model = lebm.train(config, run=folder)
+    if request.param in ("flow", "warm"):
+        model.synthesis.q.shift.data.fill_(3)
+        model.save(folder / "model.safetensors", {"step": 8})
+    return analysis.Subject(folder, "cpu"), request.param
+
+
+def test_chains_start_where_the_runs_own_do(drawn):
+    subject, way = drawn
+    model, k0 = subject.model, subject.model.config.chains.prior.steps
+    z = chains.walk(model, steps=max(k0, 1), every=100, rows=200).z[0]
+    _, (start, short, _) = diagnostics.follow(model, 20, k0, 0)
+    profile = energy_profile(model, 0, 3)[0]
+    if way == "persistent":
+        assert torch.allclose(z, model.synthesis.z[:200]) and torch.equal(start, model.synthesis.z[:500])
+        assert np.allclose(profile, -model.prior.f(model.synthesis.z[:200]).detach().numpy(), atol=1e-5)
+    else:
+        far = 0 if way == "langevin" else 3
+        assert float(z.mean()) == pytest.approx(far, abs=0.2) == pytest.approx(float(start.mean()), abs=0.2)
+    assert chains.start_of(model) == STARTS[way]
+    if way == "flow":
+        assert k0 == 0 and torch.equal(start, short)
+
+
+def test_a_diagnosis_is_of_the_runs_own_draws_and_names_its_ways(drawn, rough_log_z):
+    subject, way = drawn
+    d = diagnostics.diagnose(subject)
+    subject.keep("diagnostics", d)
+    kept = analysis.read(subject.run)["diagnostics"]
+    assert kept["drawn"]["prior"]["by"] == way and kept["drawn"]["posterior"]["by"] == "langevin" and kept["chain"]["start"] == STARTS[way]
+    assert (STARTS[way] in d["words"]) or way == "langevin"
+    assert ("no prior chain (K0 = 0)" in d["words"]) == (way == "flow") and "From K0 = 0" not in d["words"]
+    f = subject.model.prior.f(next(subject.model.sample_z(500))).detach()
+    assert d["f"]["prior"]["mean"] == pytest.approx(float(f.mean()), abs=6 * float(f.std()) / 500**0.5 + 1e-3)
+    assert (d["f"]["prior"] == d["f"]["base"]) is False
+    if way in ("flow", "warm"):  # p_0 stays p_0
+        assert np.mean(d["view"]["base"]) != pytest.approx(np.mean(d["view"]["prior"]), abs=1)
+
+
+def test_the_long_run_goes_on_from_the_runs_own_samples(drawn):
+    subject, way = drawn
+    k0 = subject.model.config.chains.prior.steps
+    found = longrun.measure(subject, steps=30, samples=200)
+    ev = Evaluation(subject.model, subject.splits, 200)
+    by = {"flow": "warm"}.get(way, way)
+    assert list(found["metrics"].values())[:2] == [frechet_after(ev, None, way), frechet_after(ev, 30, by)]
+    how = found["protocol"]["long_run"]
+    assert (how["by"], how["start"], how["chain_steps"]) == (way, STARTS[way], [k0, 30])
+    words = longrun.words(found)
+    assert f"after 30 steps from {STARTS[way]} " in words and ("K0 = 0" not in words)
+
+
+def test_what_was_found_from_p0_is_asked_again_where_the_run_starts_elsewhere(drawn):
+    subject, way = drawn
+    (subject.run / analysis.FILE).write_text(json.dumps({"chains": {"updates": subject.step}}))
+    assert subject.knows("chains") == (way == "langevin")
+    subject.keep("chains", {})
+    assert subject.knows("chains")
+
+
 # --- paths and neighbours ---------------------------------------------------------------------------------------------
 
 
@@ -249,7 +325,7 @@ def test_what_is_known_is_not_asked_again_until_the_weights_change(run, monkeypa
     monkeypatch.setattr(analysis, "PARTS", {name: lambda s, n=name: asked.append(n) or {"n": n} for name in ("a", "b")})
     assert analysis.complete(subject) == [] and asked == ["a", "b"]
     analysis.complete(subject)
-    assert asked == ["a", "b"] and analysis.read(run)["a"] == {"updates": 20, "n": "a"}
+    assert asked == ["a", "b"] and {**analysis.read(run)["a"], "drawn": 0} == {"updates": 20, "n": "a", "drawn": 0}
     subject.step = 40
     analysis.complete(subject)
     assert asked == ["a", "b", "a", "b"]

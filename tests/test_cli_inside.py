@@ -39,6 +39,19 @@ def test_chains(call, run):
     assert "From noise to samples" in (run / "report.html").read_text()
 
 
+def test_chains_say_where_they_start(call, run, tmp_path):
+    pytest.importorskip("zuko")
+    assert "start" not in call("chains", run, "--steps", 5).err
+    flow = ["draw.prior=flow", "flow.width=8", "flow.layers=2"]
+    train(resolve("digits", [*TINY, *flow]), run=tmp_path / "flow", device="cpu")
+    said = call("chains", "flow", "--steps", 5, "--samples", 50)
+    assert "no prior chain (K0 = 0): its z are the flow's draws" in said.err
+    assert "the distance after 5 steps from the flow's draws" in said.out and "K0 = 0" not in said.out
+    page = (tmp_path / "flow" / "report.html").read_text()
+    assert "start from the flow&#x27;s draws" in page and "chains from the flow&#x27;s draws; up to" in page
+    assert "start as noise" not in page
+
+
 def test_the_long_run_test(call, run):
     said = call("chains", run, "--steps", 30, "--samples", 100, "--result", "long.json")
     assert re.search(r"Long-run test (passed|failed): the distance after 30 steps .* K0 = 4", said.out)

@@ -14,7 +14,7 @@ from lebm.report.charts import Axis, Series
 
 EVIL = '<script>alert("x")</script>&'
 PROFILE = {"step": [0, 5, 10], **{name: [3.0, 1.0, 0.5] for name in ("low", "lower", "middle", "upper", "high")}}
-DRAWN = {"updates": 9, "seed": 0, "steps": [0, 5, 10], "rows": 2, "tile": [8, 8], "trained": 5, "step_size": 0.4, "profile": PROFILE, "shown": [[1.5, 2], [1, 1], [0, -1]]}  # fmt: skip
+DRAWN = {"updates": 9, "seed": 0, "start": "the flow's draws", "steps": [0, 5, 10], "rows": 2, "tile": [8, 8], "trained": 5, "step_size": 0.4, "profile": PROFILE, "shown": [[1.5, 2], [1, 1], [0, -1]]}  # fmt: skip
 HISTOGRAM = {"density": [0.1, 0.4], "mean": 0.5, "spread": 1.0}
 DIAGNOSED = {
     "updates": 9,
@@ -79,6 +79,7 @@ def test_every_part_is_shown(run):
     page = page_of(run)
     for words in (
         "From noise to samples",
+        "2 chains start from the flow's draws",
         "Steady",
         "Nothing changes.",
         "1.013",

@@ -239,9 +239,9 @@ def _draw_images(ev: Evaluation, folder: Path) -> None:
 
 @torch.no_grad()
 def energy_profile(model: LatentEBM, seed: int, steps: int, chains: int = 200) -> np.ndarray:
-    """-f(z) along prior chains from p_0: an array (steps + 1, chains)."""
+    """-f(z) along prior chains from where the run's own start: an array (steps + 1, chains)."""
     rng = stream(seed, "profile", model.device)
     seen: list[Tensor] = []
     chain = replace(model.config.chains.prior, steps=steps)
-    model.prior.walk(model.prior.place(model.prior.draw_base(chains, rng)), chain, rng, watch=lambda k, z: seen.append(-model.prior.f(z)))
+    model.prior.walk(model.starts(model.synthesis, chains, rng)[0], chain, rng, watch=lambda k, z: seen.append(-model.prior.f(z)))
     return torch.stack(seen).cpu().numpy()

@@ -66,6 +66,11 @@ class LatentEBM(nn.Module):
         """Where prior chains start, from N(0, I) noise, by the run's own way."""
         return self.prior.coloured(self.synthesis.start(self.noise(self.synthesis, e)))
 
+    def starts(self, way: Fresh, n: int, rng: torch.Generator, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Outside learning: where the prior chains of samples first, first + 1, ... start, and how many chains' lengths each is to run."""
+        start, rounds = goes_on(way, self.noise(way, self.prior.draw_base(n, rng)), first)
+        return self.prior.coloured(start), rounds
+
     def noise(self, way: Fresh, e: Tensor) -> Tensor:
         """What a prior's way starts from, as u: draws of p_0, or the noise itself where a network takes it further."""
         return e if isinstance(way, Proposed) else self.prior.place_white(e)
@@ -99,8 +104,8 @@ class LatentEBM(nn.Module):
             raise DataError(f"{n} samples were asked for, but without steps there are only the kept chains as they are; give steps, or ask for fewer")
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
-            start, rounds = goes_on(drawing.way, self.noise(drawing.way, self.prior.draw_base(CHUNK, rng)), i)
-            at, ends = self.prior.coloured(start), []
+            at, rounds = self.starts(drawing.way, CHUNK, rng, i)
+            ends = []
             for _ in range(int(rounds.max())):
                 at = self.prior.walk(at, drawing.chain, rng)
                 ends.append(at)

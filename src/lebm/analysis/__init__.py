@@ -20,6 +20,7 @@ from lebm.data import load as load_data
 from lebm.errors import CheckpointError, DataError
 from lebm.generators import TextGenerator
 from lebm.log import progress_bar
+from lebm.methods.ways import WAYS
 from lebm.model import LatentEBM, load
 from lebm.training import fitting_threads, pick_device, refuse_handed_in
 
@@ -57,12 +58,15 @@ class Subject:
         return self._splits
 
     def keep(self, part: str, values: dict[str, Any]) -> None:
-        """Put a part into analysis.json, beside the others."""
-        results.write(self.run / FILE, {**read(self.run), part: {"updates": self.step, **values}})
+        """Put a part into analysis.json, beside the others, with the ways by which this run draws z."""
+        drawn = {kind: self.model.drawing(kind).protocol() for kind in WAYS}
+        results.write(self.run / FILE, {**read(self.run), part: {"updates": self.step, "drawn": drawn, **values}})
 
     def knows(self, part: str) -> bool:
         found = read(self.run).get(part)
-        return isinstance(found, dict) and "updates" in found and found["updates"] == self.step
+        if not isinstance(found, dict) or "updates" not in found or found["updates"] != self.step:
+            return False
+        return "drawn" in found or self.model.config.draw.prior == "langevin"  # without its ways named, it looked at chains from p_0
 
 
 def read(run: Path) -> dict[str, Any]:

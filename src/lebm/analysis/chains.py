@@ -1,4 +1,4 @@
-"""Chains from N(0, I) to the learned prior, with what they look like on the way (the paper's "Analysis of latent space")."""
+"""Chains of the learned prior from where the run's own start, with what they look like on the way (the paper's "Analysis of latent space")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lebm import checkpoint, figures
-from lebm.config import Chain
+from lebm.config import BASES, Chain
 from lebm.errors import ConfigError
 from lebm.generators import TextGenerator
 from lebm.generators.image import to_pixels
@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 
 WATCHED = 200  # chains behind the energy profile; the first of them are shown
 STEPS, EVERY, ROWS = 100, 10, 8
+# Where a run's own prior chains start, by draw.prior; those of langevin start from p_0
+STARTS = {"persistent": "the kept chains of learning", "flow": "the flow's draws", "warm": "the flow's proposals"}
+
+
+def start_of(model: LatentEBM) -> str:
+    """In words, where the run's own prior chains start."""
+    return STARTS.get(model.config.draw.prior, BASES[model.config.prior.base])
+
+
+def begun(start: str, k0: int) -> str:
+    """A sentence on where the chains start, where it is not the paper's N(0, I) before K0 steps; else nothing."""
+    if not k0:
+        return f"This run has no prior chain (K0 = 0): its z are {start}, and the chains go on from there. "
+    return "" if start == "N(0, I)" else f"The chains start from {start}, as the run's own do. "
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ def visit(
         if progress:
             progress(k, steps)
 
-    model.prior.walk(model.prior.place(model.prior.draw_base(CHUNK, rng))[:WATCHED], chain, rng, watch=watch)
+    model.prior.walk(model.starts(model.synthesis, CHUNK, rng)[0][:WATCHED], chain, rng, watch=watch)
     return kept, torch.stack(seen), torch.stack(energy).cpu().double().numpy()
 
 
@@ -89,6 +103,7 @@ def draw(subject: Subject, steps: int = STEPS, every: int | None = None, rows: i
     _save(subject.run / "chains.npz", w)
     return {
         "seed": seed,
+        "start": start_of(subject.model),
         "steps": w.steps,
         "rows": rows,
         "tile": list(w.pixels.shape[-2:]),
@@ -111,6 +126,7 @@ def _say(subject: Subject, steps: int, every: int, rows: int, seed: int) -> dict
     checkpoint.write_with(subject.run / "chains.npz", lambda temporary: np.savez_compressed(temporary, **arrays))
     return {
         "seed": seed,
+        "start": start_of(model),
         "steps": kept,
         "rows": rows,
         "trained": k0,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lebm.analysis.chains import WATCHED, profile
+from lebm.analysis.chains import WATCHED, begun, profile, start_of
 from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats
 from lebm.likelihood import log_z
@@ -45,35 +45,40 @@ class Signs:
     variety: tuple[float, float]  # standard deviation of a decoded value over chains, at K0 and at the end; of text, share of different sentences
 
 
-def verdict(signs: Signs) -> tuple[str, str]:
-    """One word, and the sentence with the numbers behind it."""
-    (s0, s1), (z0, z1) = signs.saturation or (0.0, 0.0), signs.size
+def verdict(signs: Signs, start: str = "N(0, I)") -> tuple[str, str]:
+    """One word, and the sentences with the numbers behind it; `start` says where the chains begin."""
+    word, sentence = _judged(signs, start)
+    return word, begun(start, signs.steps[0]) + sentence
+
+
+def _judged(signs: Signs, start: str) -> tuple[str, str]:
+    (k0, end), (s0, s1), (z0, z1) = signs.steps, signs.saturation or (0.0, 0.0), signs.size
+    own = f"K0 = {k0}" if k0 else start  # where the run takes its samples
     limits = f"the share of pixels at full black or white goes from {s0:.1%} to {s1:.1%}, " if signs.saturation else ""
     spread = "the spread of a pixel over samples" if signs.saturation else "the share of different sentences"
     if not np.isfinite([signs.drift, s1, z1]).all():
         return "drifting", "The chains leave the region of finite numbers: the prior has no ground. Lower learning.prior_rate and learn again."
     if signs.moved < FROZEN:
         return "frozen", (
-            f"In K0 steps a coordinate of z moves by {signs.moved:.2g} (root mean square), less than {FROZEN:g}: the chains hardly leave N(0, I). "
-            "Raise chains.prior.step_size or chains.prior.steps."
+            f"In {k0 or end} steps a coordinate of z moves by {signs.moved:.2g} (root mean square), less than {FROZEN:g}: the chains hardly leave "
+            f"{start}. Raise chains.prior.step_size{' or chains.prior.steps' if k0 else ''}."
         )
     if s1 - s0 > SATURATED or z1 > RUNAWAY * z0:
-        return "oversaturated", (f"Far beyond K0 {limits}the mean z² from {z0:.2f} to {z1:.2f}: samples are good only near the K0 of training.")
+        return "oversaturated", f"Far beyond {own} {limits}the mean z² from {z0:.2f} to {z1:.2f}: samples are good only near {own}."
     if abs(signs.drift) > DRIFT:
         way = "fall" if signs.drift < 0 else "rise"
         return "drifting", (
             f"The mean energy is still on its way when the chains end ({way} of {abs(signs.drift):.2f} standard deviations between the last two "
-            f"quarters; steady is below {DRIFT:g}): K0 steps do not reach where the chains are going."
+            f"quarters; steady is below {DRIFT:g}): the run's own samples are not where the chains are going."
         )
-    k0, end = signs.steps
     if abs(signs.beyond) > BEYOND:
         return "drifting", (
-            f"The mean energy goes on to {'fall' if signs.beyond < 0 else 'rise'} after K0 = {k0} steps, by {abs(signs.beyond):.1f} standard deviations "
-            f"between chains, and settles near step {signs.settled}: samples at K0 are those of a short run, not of the prior itself. From K0 to step "
+            f"The mean energy goes on to {'fall' if signs.beyond < 0 else 'rise'} after {own}, by {abs(signs.beyond):.1f} standard deviations "
+            f"between chains, and settles near step {signs.settled}: the run's own samples are not those of the prior itself. From {own} to step "
             f"{end} {spread} goes from {signs.variety[0]:.2f} to {signs.variety[1]:.2f}, the mean z² from {z0:.2f} to {z1:.2f}."
         )
     return "steady", (
-        f"From K0 = {k0} to the end at step {end} the mean energy changes by {abs(signs.beyond):.2f} standard deviations between chains (steady is below {BEYOND:g}), "
+        f"From {own} to the end at step {end} the mean energy changes by {abs(signs.beyond):.2f} standard deviations between chains (steady is below {BEYOND:g}), "
         f"between the last two quarters by {abs(signs.drift):.2f}; "
         f"{limits}the mean z² from {z0:.2f} to {z1:.2f}: "
         "walking on changes nothing."
@@ -89,12 +94,13 @@ def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
     with subject.bar("following chains") as update:
         energy, states = follow(model, steps, k0, seed, update)
     seen = signs(model, energy, states, k0)
-    word, sentence = verdict(seen)
+    word, sentence = verdict(seen, start_of(model))
     with subject.bar("annealing for log Z") as update:
         z_hat = log_z(model.prior, seed=seed, progress=update)
     with subject.bar("inferring") as update:
         z_pos = model.infer(x, seed, shared_noise=False, progress=update)
-    z_neg, z_base = states[1].cpu(), states[0].cpu()
+    z_base = model.prior.place(model.prior.draw_base(CHUNK, stream(seed, "diagnose", model.device))).cpu()  # p_0, wherever the chains started
+    z_neg = states[1].cpu()
     f = {name: model.prior.f(z.to(model.device)).cpu().double().numpy() for name, z in (("prior", z_neg), ("posterior", z_pos), ("base", z_base))}
     draws = -energy[k0:].T  # f after the warm-up, (chains, draws)
     rho = autocorrelation(draws)
@@ -102,7 +108,7 @@ def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
     return {
         "verdict": word,
         "words": sentence,
-        "chain": {"chains": WATCHED, "steps": steps, "trained": k0, "step_size": model.config.chains.prior.step_size},
+        "chain": {"start": start_of(model), "chains": WATCHED, "steps": steps, "trained": k0, "step_size": model.config.chains.prior.step_size},
         "statistics": {
             "settled_at_step": seen.settled,
             "split_rhat": round(split_rhat(draws), 4),
@@ -113,13 +119,14 @@ def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
         "log_z": {"value": z_hat.value, "error": z_hat.error, "ess": z_hat.ess, "chains": z_hat.chains, "temperatures": z_hat.temperatures},
         "signs": dataclasses.asdict(seen),
         "profile": profile(energy),
-        "autocorrelation": np.round(rho[: max(2, min(len(rho) // 2, 4 * k0 + 1))], 4).tolist(),
+        "autocorrelation": np.round(rho[: max(2, min(len(rho) // 2, 4 * (k0 or steps // TIMES_K0) + 1))], 4).tolist(),
         "f": histograms(f),
         "view": view(z_neg, z_pos, z_base),
         "tilt": tilt(z_neg, z_pos),
     }
 
 
+@torch.no_grad()
 def follow(model: LatentEBM, steps: int, k0: int, seed: int, progress: Any = None) -> tuple[np.ndarray, list[Tensor]]:
     """-f of WATCHED chains after every step (steps + 1, chains), and all of a chunk's z at the start, at K0 and at the end."""
     rng = stream(seed, "diagnose", model.device)
@@ -133,7 +140,7 @@ def follow(model: LatentEBM, steps: int, k0: int, seed: int, progress: Any = Non
             progress(k, steps)
 
     chain = dataclasses.replace(model.config.chains.prior, steps=steps)
-    model.prior.walk(model.prior.place(model.prior.draw_base(CHUNK, rng)), chain, rng, watch=watch)
+    model.prior.walk(model.starts(model.synthesis, CHUNK, rng)[0], chain, rng, watch=watch)
     return torch.stack(energy).cpu().double().numpy(), states
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lebm import results
 from lebm import statistics as stats
+from lebm.analysis.chains import start_of
 from lebm.compare import inception
 from lebm.data import data_root
 from lebm.errors import ConfigError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from lebm.analysis import Subject
 
 LONG = 2500
+GOES_ON = {"flow": "warm"}  # draw.prior -> the way whose chain goes on from the run's own draws; the others' own chain does
 WORST = 1.5  # the distance after a long run may be so many times that at K0
 
 
@@ -38,12 +40,15 @@ def measure(
     ev = Evaluation(model, subject.splits, samples, seed, bar=subject.bar, features=features)
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(ev.splits.train)
     after = fid_after if metric == "fid" else frechet_after
-    k0 = model.config.chains.prior.steps
-    short, long = after(ev, k0, "langevin"), after(ev, steps, "langevin")
+    k0, own = model.config.chains.prior.steps, model.drawing("prior")
+    short, long = after(ev, None), after(ev, steps, GOES_ON.get(own.by))
     return results.result(
         experiment=f"{model.config.experiment}-long-run",
         metrics={f"{metric}_{k0}": short, f"{metric}_{steps}": long, "long_run_ratio": long / short if short else None},
-        protocol={"checkpoint": "last", "long_run": {**ev.protocol, "chain_steps": [k0, steps], "passes_at": WORST}},
+        protocol={
+            "checkpoint": "last",
+            "long_run": {**ev.protocol, **own.protocol(), "start": start_of(model), "chain_steps": [k0, steps], "passes_at": WORST},
+        },
         data={"name": model.config.data.name, "train": len(ev.train), "sha256": ev.content},
         config=model.config.to_dict(),
         seed=seed,
@@ -64,7 +69,9 @@ def words(summary: Mapping[str, Any]) -> str:
     if ratio is None:
         return f"{short} is 0: there is nothing to compare with."
     k0, k = short.split("_")[1], long.split("_")[1]
+    start = summary["protocol"]["long_run"]["start"]
+    own = f"after K0 = {k0}" if int(k0) else f"of {start}"
     return (
-        f"Long-run test {'passed' if ratio <= WORST else 'failed'}: the distance after {k} steps ({d1:.2f}) is {ratio:.2f} times that after K0 = {k0} "
+        f"Long-run test {'passed' if ratio <= WORST else 'failed'}: the distance after {k} steps from {start} ({d1:.2f}) is {ratio:.2f} times that {own} "
         f"({d0:.2f}); up to {WORST:g} passes."
     )

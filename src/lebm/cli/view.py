@@ -54,7 +54,7 @@ def chains(
     data_dir: DataOpt = None,
     result: Annotated[Path | None, typer.Option(help="Also write the distances to this file, e.g. results/NAME.json.")] = None,
 ) -> None:
-    """Chains from N(0, I) to the learned prior, with their images and energy on the way: figure, animation, data."""
+    """Chains of the learned prior from where the run's own start, with their images and energy on the way: figure, animation, data."""
     measured = steps >= 1000 if samples is None else samples > 0
     if metric not in (None, "fid", "frechet"):
         raise UserError(f"--metric is {metric!r}; it must be fid or frechet")
@@ -65,6 +65,8 @@ def chains(
     with fitting_threads(subject.model):
         found = chain_pictures.draw(subject, steps, every, rows, seed)
         subject.keep("chains", found)
+        if begun := chain_pictures.begun(found["start"], found["trained"]):
+            say(begun.strip())
         for k, lines in zip(found["steps"], found.get("sentences", []), strict=False):
             print(f"step {k}\n" + "\n".join(f"    {line}" for line in lines))
         for name in ("figures/chains.png", *(() if "sentences" in found else ("figures/chains.webp",)), "chains.npz"):

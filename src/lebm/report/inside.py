@@ -25,15 +25,20 @@ def chains(folder: Folder) -> str:
     data = {"steps": steps, "energy": found["shown"]}
     numbers = "".join(f"<span>{short(float(e))}</span>" for e in found["shown"][-1])
     player = f"""<div class="card player" data-player="{escape(json.dumps(data))}" style="--rows:{rows};--frames:{len(steps)}">
-<div class="window" style="aspect-ratio:{rows * w}/{h}"><img src="{sheet}" alt="Images decoded along {rows} chains from {folder.base} to the learned prior" style="--k:{len(steps) - 1}"></div>
+<div class="window" style="aspect-ratio:{rows * w}/{h}"><img src="{sheet}" alt="Images decoded along {rows} chains from {start(folder, found)} to the learned prior" style="--k:{len(steps) - 1}"></div>
 <div class="energies" aria-hidden="true">{numbers}</div>
 <div class="controls"><button type="button" data-play>Play</button>
 <input type="range" min="0" max="{len(steps) - 1}" value="{len(steps) - 1}" aria-label="Langevin step" aria-valuetext="step {steps[-1]}"/>
 <output>step {steps[-1]:,}</output></div></div>"""
-    words = f"""<p>{rows} chains start as noise from {folder.base}, at step 0, and walk towards what the learned prior holds probable
+    words = f"""<p>{rows} chains start from {start(folder, found)}, at step 0, and walk towards what the learned prior holds probable
 (step size {text(found["step_size"])}). Under each image stands its energy −f(z). Drag the slider, or use the arrow keys.</p>"""
     chart = profile_chart("Energy along the chains", found["profile"], found["trained"], "chains")
     return section("chains", "From noise to samples", f'{words}{player}<div class="beside">{chart}<div>{reading(folder)}</div></div>')
+
+
+def start(folder: Folder, found: Mapping[str, Any]) -> str:
+    """Where the chains start: as what was found says, or p_0."""
+    return text(found.get("start", folder.base))
 
 
 def said(folder: Folder, found: Mapping[str, Any]) -> str:
@@ -44,7 +49,7 @@ def said(folder: Folder, found: Mapping[str, Any]) -> str:
         f'<tr><th scope="row">step {int(k):,}</th>{"".join(f"<td>{text(s)}</td>" for s in line[:shown])}</tr>'
         for k, line in zip(found["steps"], found["sentences"], strict=True)
     )
-    words = f"""<p>Chains start as noise from {folder.base}, at step 0, and walk towards what the learned prior holds probable
+    words = f"""<p>Chains start from {start(folder, found)}, at step 0, and walk towards what the learned prior holds probable
 (step size {text(found["step_size"])}). Each cell is the likeliest words at z.</p>"""
     table = f'<div class="card"><table><thead><tr><th scope="col">Langevin</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     chart = profile_chart("Energy along the chains", found["profile"], found["trained"], "chains")
@@ -61,8 +66,10 @@ def energy(folder: Folder) -> str:
 
 
 def reading(folder: Folder) -> str:
+    begun = start(folder, folder.part("chains"))
+    flat = f"The prior has learned little beyond {begun}" if begun == folder.base else f"The prior's samples are where it starts: {begun}"
     words = f"""<p>The energy should <strong>fall, then level off</strong>: the chains have arrived, and walking on changes nothing.
-Still falling at the end? The chains are too short. Flat from the start? The prior has learned little beyond {folder.base}.</p>"""
+Still falling at the end? The chains are too short. Flat from the start? {flat}.</p>"""
     run = folder.part("long_run")
     if not run or len(run["metrics"]) != 3:
         return words
@@ -71,7 +78,7 @@ Still falling at the end? The chains are too short. Flat from the start? The pri
     kind = "FID" if short_name.startswith("fid") else "Fréchet distance of pixels"
     return f"""{words}<p class="verdict {"good" if word == "passed" else "bad"}"><b>Long-run test {word}</b> {kind} {text(d0)} after
 {text(int(short_name.split("_")[1]))} steps, {text(d1)} after {text(int(long_name.split("_")[1]))}: {text(ratio)} times
-(up to {text(run["protocol"]["passes_at"])} passes; {text(run["protocol"]["samples"])} samples).</p>"""
+(chains from {start(folder, run["protocol"])}; up to {text(run["protocol"]["passes_at"])} passes; {text(run["protocol"]["samples"])} samples).</p>"""
 
 
 def diagnostics(folder: Folder) -> str:
