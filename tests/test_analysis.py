@@ -110,8 +110,9 @@ def test_the_long_run_compares_two_lengths_by_one_measure(subject):
     a, b, ratio = found["metrics"].values()
     assert list(found["metrics"]) == ["frechet_8", "frechet_30", "long_run_ratio"] and ratio == pytest.approx(b / a)
     assert found["protocol"]["long_run"]["chain_steps"] == [8, 30] and found["protocol"]["long_run"]["samples"] == 200
-    same = longrun.measure(subject, steps=8, samples=200)["metrics"]
-    assert same["long_run_ratio"] == 1 and same["frechet_8"] == pytest.approx(a)
+    for steps in (8, 5):
+        with pytest.raises(ConfigError, match=f"after {steps} steps .* K0 = 8; give more than 8"):
+            longrun.measure(subject, steps=steps, samples=200)
 
 
 def test_the_long_run_with_features_of_ones_own(subject, tmp_path, monkeypatch):

@@ -60,6 +60,13 @@ def test_the_long_run_test(call, run):
     assert re.search("Long-run test (passed|failed)", (run / "report.html").read_text())
 
 
+def test_a_long_run_that_is_not_longer_is_refused_before_the_work(call, run):
+    said = call("chains", run, "--steps", 4, "--samples", 100, code=2)
+    assert said.out == "" and "K0 = 4; give more than 4" in said.err and len(said.err.splitlines()) == 1
+    assert not (run / "chains.npz").exists() and not (run / "analysis.json").exists()
+    call("chains", run, "--steps", 4)  # without distances there is nothing to compare
+
+
 def test_diagnose(call, run):
     said = call("diagnose", run)
     assert re.match("(steady|drifting|frozen|oversaturated): ", said.out)

@@ -41,8 +41,12 @@ class Subject:
         self._splits: Splits | None = None
         self.step = checkpoint.load_tensors(self.run / "model.safetensors")[1].get("step")
 
+    @property
+    def of_text(self) -> bool:
+        return isinstance(self.model.generator, TextGenerator)
+
     def refuse_text(self, what: str) -> None:
-        if isinstance(self.model.generator, TextGenerator):
+        if self.of_text:
             raise DataError(f"{self.run} is a model of text; {what} are for images")
 
     def bar(self, what: str) -> Any:

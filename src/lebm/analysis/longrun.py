@@ -29,7 +29,7 @@ def measure(
     subject: Subject, steps: int = LONG, samples: int = 10_000, metric: str | None = None, seed: int = 0, features: Features | None = None
 ) -> dict[str, Any]:
     """The Fréchet distance to the training images after K0 steps and after `steps`, from as many samples, as a result."""
-    subject.refuse_text("Fréchet distances")
+    check(subject, steps)
     started, model = time.monotonic(), subject.model
     metric = metric or default_metric(subject)
     if metric not in ("fid", "frechet"):
@@ -56,6 +56,17 @@ def measure(
         device=results.device_name(model.device),
         seconds=round(time.monotonic() - started, 1),
     )
+
+
+def check(subject: Subject, steps: int) -> None:
+    """Before the work: what cannot be compared."""
+    subject.refuse_text("Fréchet distances")
+    k0 = subject.model.config.chains.prior.steps
+    if steps <= k0:
+        raise ConfigError(
+            f"the distance after {steps} steps would be compared with that after the run's own K0 = {k0}; give more than {k0} (the paper's test "
+            f"takes {LONG}), or measure no distance (--samples 0)"
+        )
 
 
 def default_metric(subject: Subject) -> str:

@@ -62,6 +62,9 @@ def chains(
     if result is not None and not measured:
         raise UserError(f"--result holds distances, and after {steps} steps none is measured; add --samples 10000, or take 1,000 steps and more")
     subject = analysis.Subject(run, device.value, data_dir, console)
+    measured = measured and bool(samples or not subject.of_text)
+    if measured:
+        longrun.check(subject, steps)
     with fitting_threads(subject.model):
         found = chain_pictures.draw(subject, steps, every, rows, seed)
         subject.keep("chains", found)
@@ -71,7 +74,7 @@ def chains(
             print(f"step {k}\n" + "\n".join(f"    {line}" for line in lines))
         for name in ("figures/chains.png", *(() if "sentences" in found else ("figures/chains.webp",)), "chains.npz"):
             say(f"{run / name}")
-        if measured and (samples or "sentences" not in found):
+        if measured:
             summary = longrun.measure(subject, steps, samples or 10_000, metric, seed)
             subject.keep("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
             write_result(result, summary)
