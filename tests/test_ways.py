@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -280,3 +281,20 @@ def test_commands_take_the_runs_way_or_another(runs, tmp_path, capsys):
     assert code == 0 and json.loads((tmp_path / "modes.json").read_text())["experiment"] == tables.SIDE_BY_SIDE
     code, said = run(capsys, "train", "digits", "--set", "draw.posterior=warm", "--dry-run")
     assert code == 0 and "encoder" in said
+
+
+def test_paths_are_inferred_by_the_way_that_is_asked_for(runs, tmp_path, capsys):
+    torch.manual_seed(0)
+    np.save(tmp_path / "x.npy", torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8).numpy())
+    words = ("interpolate", runs / "networks", "--input", tmp_path / "x.npy", "--points", 3, "--out", tmp_path / "z.npz")
+    code, said = run(capsys, *words, "--steps", 3)
+    assert code == 2 and "draw by warm instead" in said
+    ends = {}
+    for by, options in (("amortised", ()), ("warm", ("--steps", 3, "--by", "warm")), ("langevin", ("--steps", 3, "--by", "langevin"))):
+        code, said = run(capsys, *words, *options)
+        assert code == 0 and f"1 path of 3 points in {tmp_path / 'z.npz'}" in said and (by == "langevin" or f"; z by {by} (" in said)
+        with np.load(tmp_path / "z.npz") as f:
+            ends[by] = torch.from_numpy(f["z"][:, 0])
+    x, model = torch.from_numpy(np.load(tmp_path / "x.npy"))[:1], lebm.load(runs / "networks")
+    assert torch.allclose(ends["warm"], model.infer(x, steps=3, by="warm"), atol=1e-5)
+    assert not torch.allclose(ends["warm"], ends["amortised"]) and not torch.allclose(ends["warm"], ends["langevin"])

@@ -75,8 +75,8 @@ def decode(model: LatentEBM, z: Tensor, beam: int = 0) -> list[str]:
     return g.to_text(model.decode(z) if beam <= 1 else g.decode(z.to(model.device), beam=beam))
 
 
-def interpolate(model: LatentEBM, a: Tensor, b: Tensor, points: int, seed: int, steps: int | None, beam: int = 0) -> list[list[str]]:
+def interpolate(model: LatentEBM, a: Tensor, b: Tensor, points: int, seed: int, steps: int | None, by: str | None, beam: int = 0) -> list[list[str]]:
     """For every pair the sentences along a path in z from the first to the second."""
-    z = between(model.infer(a, seed, steps), model.infer(b, seed, steps), points)
+    z = between(model.infer(a, seed, steps, by=by), model.infer(b, seed, steps, by=by), points)
     text = decode(model, z.flatten(0, 1), beam)
     return [text[i : i + points] for i in range(0, len(text), points)]

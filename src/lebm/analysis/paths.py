@@ -22,14 +22,16 @@ COUNT, NEAREST = 8, 5
 COMPARED = 500  # samples and test images behind the numbers
 
 
-def interpolate(model: LatentEBM, a: Any, b: Any, n: int = 9, seed: int = 0, steps: int | None = None) -> tuple[Tensor, Tensor]:
+def interpolate(
+    model: LatentEBM, a: Any, b: Any, n: int = 9, seed: int = 0, steps: int | None = None, by: str | None = None
+) -> tuple[Tensor, Tensor]:
     """n points z from the posterior of each row of a to that of b, and g(z): (rows, n, nz) and (rows, n, ...)."""
     if n < 2:
         raise DataError(f"a path of {n} points; it has at least 2, its ends")
     a, b = model.as_input(a), model.as_input(b)
     if len(a) != len(b):
         raise DataError(f"paths from {len(a)} images to {len(b)}; give as many ends as starts")
-    z = between(model.infer(a, seed, steps), model.infer(b, seed, steps), n)
+    z = between(model.infer(a, seed, steps, by=by), model.infer(b, seed, steps, by=by), n)
     x = model.decode(z.flatten(0, 1)).cpu()
     return z, x.view(len(a), n, *x.shape[1:])
 

@@ -171,6 +171,7 @@ def interpolate(
     beam: BeamOpt = 0,
     points: Annotated[int, typer.Option(min=2, help="Points of a path, its ends included.")] = 9,
     steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps of the inference; default the training's K1.")] = None,
+    by: PosteriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
     more: MoreArg = None,
@@ -183,19 +184,20 @@ def interpolate(
         if len(ends) < 2:
             raise UserError(f"{len(ends)} sentence is given; a path needs two ends")
         ends = ends[: len(ends) // 2 * 2]
-        lines = sentences.interpolate(model, ends[0::2], ends[1::2], points, seed, steps, beam)
+        lines = sentences.interpolate(model, ends[0::2], ends[1::2], points, seed, steps, by, beam)
         _put_lines("\n\n".join("\n".join(path) for path in lines).split("\n"), to)
+        say(_paths(len(lines), points, to) + _drawn(model, "posterior", by, steps))
         return
     rows, _ = _images(model, inputs, more)
     if len(rows) < 2:
         raise UserError(f"{len(rows)} image is given; a path needs two ends")
     x = as_floats(rows[: len(rows) // 2 * 2])
-    z, path = paths.interpolate(model, x[0::2], x[1::2], points, seed, steps)
+    z, path = paths.interpolate(model, x[0::2], x[1::2], points, seed, steps, by)
     if to.suffix.lower() == ".png":
         figures.save(paths.path_sheet(x[0::2], x[1::2], path), to)
     else:
         save_npz(to, x=path.numpy(), z=z.numpy())
-    say(f"{len(path)} path{'s' * (len(path) > 1)} of {points} points in {to}")
+    say(_paths(len(path), points, to) + _drawn(model, "posterior", by, steps))
 
 
 # --- helpers ------------------------------------------------------------------------------------------------------
@@ -230,6 +232,10 @@ def _model_for(run: Path, device: Device, to: Path | None, text: str) -> LatentE
     if to is not None and to.suffix.lower() not in fitting:
         raise UserError(f"--out {to} does not fit a model of {'text' if is_text else 'images'}; it must end in {' or '.join(fitting)}")
     return model
+
+
+def _paths(n: int, points: int, to: Path | None) -> str:
+    return f"{n} path{'s' * (n > 1)} of {points} points{f' in {to}' if to else ''}"
 
 
 def _put_lines(lines: list[str], to: Path | None) -> None:
