@@ -269,7 +269,7 @@ def test_commands_take_the_runs_way_or_another(runs, tmp_path, capsys):
     code, said = run(capsys, "sample", runs / "warm", "-n", 4, "--out", tmp_path / "s.png")
     assert code == 0 and "z by persistent (a kept chain, continued, 3 steps)" in said
     code, said = run(capsys, "sample", runs / "warm", "-n", 4, "--by", "langevin", "--out", tmp_path / "s.png")
-    assert code == 0 and "z by" not in said
+    assert code == 0 and "z by langevin (a chain from N(0, I), 3 steps)" in said  # not the run's own
     code, said = run(capsys, "reconstruct", runs / "networks", "--input", tmp_path / "s.png", "--out", tmp_path / "r.npz")
     assert code == 0 and "z by amortised (the encoder alone)" in said
     code, said = run(capsys, "score", runs / "warm", "--by", "amortised", "--input", tmp_path / "s.png", "--out", tmp_path / "r.csv")
@@ -292,9 +292,59 @@ def test_paths_are_inferred_by_the_way_that_is_asked_for(runs, tmp_path, capsys)
     ends = {}
     for by, options in (("amortised", ()), ("warm", ("--steps", 3, "--by", "warm")), ("langevin", ("--steps", 3, "--by", "langevin"))):
         code, said = run(capsys, *words, *options)
-        assert code == 0 and f"1 path of 3 points in {tmp_path / 'z.npz'}" in said and (by == "langevin" or f"; z by {by} (" in said)
+        assert code == 0 and f"1 path of 3 points in {tmp_path / 'z.npz'}; z by {by} (" in said
         with np.load(tmp_path / "z.npz") as f:
             ends[by] = torch.from_numpy(f["z"][:, 0])
     x, model = torch.from_numpy(np.load(tmp_path / "x.npy"))[:1], lebm.load(runs / "networks")
     assert torch.allclose(ends["warm"], model.infer(x, steps=3, by="warm"), atol=1e-5)
     assert not torch.allclose(ends["warm"], ends["amortised"]) and not torch.allclose(ends["warm"], ends["langevin"])
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "options", "words"),
+    [
+        ("paper", "sample", (), ""),
+        ("paper", "sample", ("--by", "langevin", "--steps", 3), ""),
+        ("paper", "sample", ("--steps", 4), "; z by langevin (a chain from N(0, I), 4 steps)"),
+        ("mixture", "sample", (), "; z by langevin (a chain from a mixture of Gaussians, 3 steps)"),
+        ("mixture", "sample", ("--by", "langevin", "--steps", 0), "; z by langevin (a chain from a mixture of Gaussians, 0 steps)"),
+        ("mixture", "reconstruct", (), ""),  # posterior chains start from N(0, I), over any p_0
+        ("warm", "reconstruct", ("--by", "langevin"), "; z by langevin (a chain from N(0, I), 2 steps)"),
+        ("warm", "reconstruct", ("--by", "warm", "--steps", 0), "; z by warm (a chain from the encoder's proposal, 0 steps)"),
+        ("paper", "score", (), ""),
+        ("networks", "score", ("--by", "langevin", "--steps", 20), "; z by langevin (a chain from N(0, I), 20 steps)"),
+        ("networks", "score", ("--score", "error"), "; z is the encoder's mean"),
+        ("networks", "score", ("--score", "chains"), "; z by amortised (the encoder alone)"),
+        ("warm", "score", ("--score", "likelihood"), "; z by importance weights around long chains from N(0, I)"),
+        ("paper", "score", ("--score", "error"), ""),
+    ],
+)
+def test_every_command_says_how_its_z_was_drawn(runs, tmp_path, capsys, name, command, options, words):
+    if name == "mixture":
+        lebm.train(resolve("digits", [*TINY, "prior.base=mixture", "prior.parts=2"]), run=tmp_path / name, device="cpu")
+    np.save(tmp_path / "x.npy", np.full((2, 1, 8, 8), 99, dtype=np.uint8))
+    where = () if command == "sample" else ("--input", tmp_path / "x.npy")
+    to = tmp_path / ("out.csv" if command == "score" else "out.npz")
+    code, said = run(capsys, command, tmp_path / name if name == "mixture" else runs / name, *where, "--out", to, *options)
+    assert code == 0 and said.endswith(words) and ("; z " in said) == bool(words), said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sample", "--out", "x.npz", "--by", ""),
+        ("reconstruct", "--input", "x.npy", "--out", "r.npz", "--by", ""),
+        ("evaluate", "--metrics", "mse", "--prior-by", ""),
+        ("evaluate", "--metrics", "mse", "--posterior-by", ""),
+    ],
+)
+def test_an_empty_way_is_no_way(runs, tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.full((2, 1, 8, 8), 99, dtype=np.uint8))
+    code, said = run(capsys, words[0], runs / "warm", *words[1:])
+    assert code == 2 and "cannot be drawn by ''; there are langevin, " in said
+
+
+def test_the_help_of_sample_says_what_no_steps_show(capsys):
+    said = run(capsys, "sample", "--help")[1]
+    assert "With --by langevin, 0 shows p_0: N(0, I), or what the run fitted." in " ".join(said.replace("│", " ").split())

@@ -22,6 +22,7 @@ Progress = Callable[[int, int], None]
 Score = Callable[[LatentEBM, Tensor, int], Tensor]
 CHAINS = 5  # posterior draws that `chains` averages over
 PARTICLES = 20  # of the importance-weighted estimate
+AT_MEAN = ("error", "prior", "combined")  # scores that judge a row at infer(): where there is an encoder, at its mean
 FOLDS = 5  # parts of the fitted rows, each scored by the others
 
 
@@ -99,6 +100,11 @@ class Scorer:
         z = infer(self.model, x, self.seed)
         rest = by_chunks(lambda rows, z: misfit(self.model, rows, z), self.model, x, z)
         return torch.cat([z.double(), rest.double()[:, None]], 1)
+
+    @property
+    def at_mean(self) -> bool:
+        """Whether rows are judged at the encoder's mean, not at a draw of z."""
+        return self.name in AT_MEAN and isinstance(self.model.inference, Proposed)
 
     def fit(self, normal: Tensor) -> Scorer:
         if self.name == "combined":

@@ -37,7 +37,7 @@ from lebm.errors import UserError
 from lebm.generators.image import ImageGenerator, as_floats, to_pixels
 from lebm.generators.text import check_decoding
 from lebm.log import progress_bar
-from lebm.methods.ways import WAYS
+from lebm.methods.ways import ALONE
 from lebm.model import LatentEBM, load
 from lebm.training import HANDED_IN, pick_device
 
@@ -55,7 +55,10 @@ def sample(
     temperature: Annotated[float, typer.Option(help="Text: below 1 the words are likelier than the model's; 1 is a draw from it.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Text: choose among the likeliest words of so much probability.")] = 1.0,
     beam: BeamOpt = 0,
-    steps: Annotated[int | None, typer.Option(min=0, help="Langevin steps; default the training's K0. With --by langevin, 0 shows p_0.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=0, help="Langevin steps; default the training's K0. With --by langevin, 0 shows p_0: N(0, I), or what the run fitted."),
+    ] = None,
     by: PriorByOpt = None,
     seed: SeedOpt = 0,
     device: DeviceOpt = Device.auto,
@@ -157,8 +160,7 @@ def score(
         path = to.with_name(f"{to.stem}-strangest.png")
         figures.save(figures.grid(to_pixels(x[[i for i, _ in ranked[:SHEET]]])), path)
         sheet = f", the most anomalous images in {path}"
-    drawn = _drawn(model, "posterior", by, steps) if scorer.name == "joint" else ""
-    say(f"{len(scores)} scores ({scorer.name}) in {to}{sheet}{drawn}")
+    say(f"{len(scores)} scores ({scorer.name}) in {to}{sheet}{_judged(scorer, by, steps)}")
 
 
 @app.command()
@@ -286,6 +288,16 @@ def _normal_rows(model: LatentEBM, normal: list[Path] | None, data_dir: Path | N
 
 
 def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> str:
-    """How z was drawn, where that is not the paper's way."""
-    d = model.drawing(kind, by, steps)
-    return "" if d.by == "langevin" else f"; z by {d.by} ({WAYS[kind][d.by]}{f', {d.chain.steps} steps' if d.chain.steps else ''})"
+    """How z was drawn, where the way, its steps or p_0 are not the paper's and the run's own."""
+    d, own = model.drawing(kind, by, steps), model.drawing(kind)
+    if d.by == own.by == "langevin" and d.chain == own.chain and d.base == "N(0, I)":
+        return ""
+    how = f"{d.protocol()['z']}{'' if d.by in ALONE else f', {d.chain.steps} steps'}"
+    return f"; z by {d.by} ({how})"
+
+
+def _judged(scorer: Scorer, by: str | None, steps: int | None) -> str:
+    """The same of the z at which rows were scored."""
+    if scorer.name == "likelihood":
+        return "; z by importance weights around long chains from N(0, I)"
+    return "; z is the encoder's mean" if scorer.at_mean else _drawn(scorer.model, "posterior", by, steps)

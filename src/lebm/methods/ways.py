@@ -71,7 +71,7 @@ class Drawing:
 
 def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps: int | None, base: str = "N(0, I)") -> Drawing:
     """The run's own way, or another that its networks allow, with the run's number of steps or another."""
-    by, names = by or own, WAYS[kind]
+    by, names = own if by is None else by, WAYS[kind]
     if by not in names:
         raise DataError(f"the {kind} cannot be drawn by {by!r}; there are {', '.join(names)}")
     if steps is not None and steps < 0:
