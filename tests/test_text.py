@@ -12,8 +12,8 @@ from torch import nn
 
 import lebm
 from lebm import health
+from lebm.config import Chain, Chains, resolve
 from lebm.config import TextGenerator as Section
-from lebm.config import resolve
 from lebm.data import DATASETS, SentenceBatches, load
 from lebm.data.batches import width
 from lebm.errors import CheckpointError, ConfigError, DataError
@@ -376,10 +376,12 @@ def test_active_units_and_information_of_a_known_posterior():
 
 
 def test_collapse_is_said_in_words():
-    row = {"step": 1000, "z_share": 0.001, "z_gain": 0.03, "active_units": 3.0}
-    assert "the posterior has collapsed" in next(health.collapsed(row))
-    assert "no unit of z is active" in next(health.collapsed(row | {"z_share": 0.2, "active_units": 0.0}))
-    assert not list(health.collapsed(row | {"z_share": 0.2})) and not list(health.collapsed(row | {"step": 10}))
+    row, chains = {"step": 1000, "z_share": 0.001, "z_gain": 0.03, "active_units": 3.0}, Chains()
+    assert "the posterior has collapsed" in next(health.collapsed(row, chains))
+    assert "no unit of z is active" in next(health.collapsed(row | {"z_share": 0.2, "active_units": 0.0}, chains))
+    assert not list(health.collapsed(row | {"z_share": 0.2}, chains)) and not list(health.collapsed(row | {"step": 10}, chains))
+    for posterior, advice in ((chains.posterior, "chains.posterior.steps"), (Chain(0, 0.1), "learning.encoder_rate")):
+        assert f"raise generator.word_dropout or {advice}, or" in next(health.collapsed(row, Chains(posterior=posterior)))
 
 
 def test_trading_z_costs_nothing_where_the_generator_ignores_it():

@@ -16,7 +16,7 @@ from torch import nn
 import lebm
 import lebm.prior
 from lebm import training
-from lebm.config import resolve
+from lebm.config import Chain, Chains, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate
 from lebm.health import diverged, exploded, frozen
@@ -295,19 +295,59 @@ def test_divergence_late_in_a_run_keeps_the_learning_so_far(tmp_path, monkeypatc
     )
 
 
-GOOD = dict.fromkeys(ROW_KEYS, 0.5)
+GOOD = dict.fromkeys(ROW_KEYS, 0.5) | {"step": 1}
 
 
 def test_what_counts_as_diverged():
-    assert diverged(GOOD) is None
+    assert diverged(GOOD, tiny()) is None
     for key in ("f_pos", "f_neg", "z_sq_neg", "z_sq_pos", "log_px", "grad_prior", "grad_generator"):
         for bad in (math.nan, math.inf, -math.inf):
-            assert diverged(GOOD | {key: bad}).startswith(f"{key} is {bad}; lower ")
-    assert diverged(GOOD | {"f_pos": -2e6}) and diverged(GOOD | {"z_sq_neg": 2e4})
-    assert diverged(GOOD | {"log_px": -1e9}) is None
+            assert diverged(GOOD | {key: bad}, tiny()).startswith(f"{key} is {bad}; lower ")
+    assert diverged(GOOD | {"f_pos": -2e6}, tiny()) and diverged(GOOD | {"z_sq_neg": 2e4}, tiny())
+    assert diverged(GOOD | {"log_px": -1e9}, tiny()) is None
     assert exploded({"prior": 3.0, "generator": 0.0}) is None
     assert "learning.prior_rate" in exploded({"prior": math.nan, "generator": 1.0})
     assert "learning.generator_rate" in exploded({"prior": 1.0, "generator": math.inf})
+
+
+BAD = ("z_sq_neg", "z_sq_pos", "f_pos", "log_px", "grad_prior", "grad_generator", "log_q_pos", "grad_encoder", "log_q_neg", "grad_flow")
+ALONE = ("draw.posterior=warm", "encoder.teach=follow", "draw.alone=5")
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "has"),
+    [
+        ((), 1, {"chains.prior", "chains.posterior"}),
+        (("draw.posterior=warm", "draw.prior=warm"), 1, {"chains.prior", "chains.posterior", "encoder", "flow"}),
+        (("draw.posterior=amortised", "draw.prior=flow"), 1, {"encoder", "flow"}),
+        (ALONE, 5, {"chains.prior", "encoder"}),  # the encoder alone draws the updates 0 to 4
+        (ALONE, 6, {"chains.prior", "chains.posterior", "encoder"}),
+        (("prior.kind=gaussian", "prior.base=fitted"), 1, {"chains.posterior"}),
+    ],
+)
+def test_advice_names_only_what_the_run_has(settings, step, has):
+    config = tiny(*settings)
+    networks = {"encoder": "pos", "flow": "neg"}
+    keys = [k for k in BAD if not any(k in (f"log_q_{end}", f"grad_{net}") and net not in has for net, end in networks.items())]
+    said = {key: diverged(GOOD | {"step": step, key: math.nan}, config) for key in keys}
+    for words in said.values():
+        for kind in ("chains.prior", "chains.posterior"):
+            assert kind in has or f"{kind}.step" not in words
+        for net in networks:
+            assert net in has or f"learning.{net}_rate" not in words
+    assert ("chains.posterior.step_size or first_steps" in said["z_sq_pos"]) == ("chains.posterior" in has)
+    assert ("learning.encoder_rate" in said["z_sq_pos"]) == ("learning.encoder_rate" in said["log_px"]) == ("encoder" in has)
+    assert ("chains.prior.step_size" in said["z_sq_neg"]) == ("chains.prior" in has)
+    assert ("learning.flow_rate" in said["z_sq_neg"]) == ("flow" in has)
+    if config.prior.kind == "gaussian":
+        assert "prior_rate" not in said["z_sq_pos"] and said["z_sq_neg"].split("; ")[1] == said["z_sq_pos"].split("; ")[1]
+
+
+def test_an_encoder_that_runs_away_gets_advice_it_can_follow(tmp_path):
+    settings = ("draw.posterior=amortised", "encoder.width=2", "learning.encoder_rate=1e8", "training.steps=60")
+    with pytest.raises(Diverged) as e:
+        train(tiny(*settings), run=tmp_path / "run")
+    assert "learning.encoder_rate" in str(e.value) and "chains.posterior.step_size" not in str(e.value)
 
 
 @pytest.mark.parametrize("kind", ["prior", "posterior"])
@@ -328,6 +368,11 @@ def test_what_counts_as_frozen():
     assert list(frozen(GOOD | {"step": 499, "gap": 40.0}, chains, 20)) == list(frozen(GOOD | {"step": 900, "gap": 20.0}, chains, 20)) == []
     assert list(frozen(GOOD | {"step": 10_000, "z_spread_pos": 50.0}, chains, 20)) == [], "where there is no flow, none has collapsed"
     assert list(frozen(GOOD | {"disp_neg": 0.0}, tiny("prior.kind=gaussian").chains, 20)) == [], "no chain is run"
+    none = Chains(Chain(0, 0.4), Chain(0, 0.1))
+    (said,) = frozen(GOOD | {"z_spread_pos": 0.001, "log_q_pos": 0.0}, none, 20)
+    assert said.endswith("lower learning.prior_rate or learning.encoder_rate")
+    (said,) = frozen(GOOD | {"step": 500, "gap": -40.0, "log_q_neg": 0.0}, none, 1)
+    assert said.endswith("set learning.l2, or raise learning.flow_rate")
 
 
 # --- the log ------------------------------------------------------------------------------------------------------

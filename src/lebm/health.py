@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lebm.config import Chains
+from lebm.config import Chains, Config
 from lebm.learn import Step
 from lebm.model import LatentEBM
 from lebm.words import PAD
@@ -27,16 +27,43 @@ LEAST = 0.01  # variance of E[z|x] over x from which a unit counts as active (Bu
 SHARE = 0.005  # of the likelihood: below, z explains next to nothing
 
 
-def diverged(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the numbers of a log row, with advice; None when they are sane."""
-    advice = {
-        "f": "lower learning.prior_rate, or set learning.clip or learning.l2",
-        "z_neg": "lower chains.prior.step_size or learning.prior_rate",
-        "z_pos": "lower chains.posterior.step_size or first_steps, learning.generator_rate or learning.prior_rate, or set chains.posterior.bound; of images, raise generator.sigma",
-        "log_px": "lower learning.generator_rate or chains.posterior.step_size; of images, raise generator.sigma",
-        "encoder": "lower learning.encoder_rate, or set learning.clip or chains.posterior.bound",
-        "flow": "lower learning.flow_rate and learning.prior_rate, or set learning.clip or learning.l2: flow and energy play against each other",
+# Where these numbers run away, what to lower, what to set instead, and what else there is to say. A run is told what it has: see advice().
+STEP = "chains.posterior.step_size"
+LOWER = {
+    "f": ("learning.prior_rate",),
+    "z_neg": ("chains.prior.step_size", "learning.flow_rate", "learning.prior_rate"),
+    "z_pos": (f"{STEP} or first_steps", "learning.encoder_rate", "learning.generator_rate", "learning.prior_rate"),
+    "log_px": ("learning.generator_rate", STEP, "learning.encoder_rate"),
+    "encoder": ("learning.encoder_rate",),
+    "flow": ("learning.flow_rate", "learning.prior_rate"),
+}
+ENERGY, BOUND = "learning.clip or learning.l2", "learning.clip or chains.posterior.bound"
+SET = {"f": ENERGY, "z_neg": ENERGY, "z_pos": BOUND, "log_px": "learning.clip", "encoder": BOUND, "flow": ENERGY}
+BESIDES = {
+    "z_pos": "; of images, raise generator.sigma",
+    "log_px": "; of images, raise generator.sigma",
+    "flow": "; flow and energy play against each other",
+}
+
+
+def advice(about: str, config: Config, chains: Chains) -> str:
+    """A part of a sentence that names only chains and networks which this run has."""
+    flow, encoder = config.draw.prior in ("flow", "warm"), config.draw.posterior != "langevin"
+    if about == "z_neg" and not (flow or chains.prior.steps):
+        about = "z_pos"  # draws of p_0 run away where the posterior draws do to which it is fitted
+    there = {
+        "chains.prior.step_size": chains.prior.steps,
+        STEP: chains.posterior.steps,
+        "learning.encoder_rate": encoder,
+        "learning.flow_rate": flow,
+        "learning.prior_rate": config.prior.kind == "energy",
     }
+    *most, last = [key for key in LOWER[about] if there.get(key.split()[0], True)] or LOWER[about]
+    return f"lower {', '.join(most)}{' or ' * bool(most)}{last}, or set {SET[about]}{BESIDES.get(about, '')}"
+
+
+def diverged(row: Mapping[str, Any], config: Config) -> str | None:
+    """What is wrong with the numbers of a log row, with advice; None when they are sane."""
     for key, limit, hint in (  # chains first: where they run away, the energies follow
         ("z_sq_neg", MAX_SQUARE, "z_neg"),
         ("z_sq_pos", MAX_SQUARE, "z_pos"),
@@ -54,7 +81,7 @@ def diverged(row: Mapping[str, Any]) -> str | None:
             continue
         value = row[key]
         if not math.isfinite(value) or abs(value) > limit:
-            return f"{key} is {value:.4g}; {advice[hint]}"
+            return f"{key} is {value:.4g}; {advice(hint, config, config.chains_at(row['step'] - 1))}"
     return None
 
 
@@ -68,18 +95,20 @@ def exploded(weights: Mapping[str, float]) -> str | None:
 
 def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
     """Chains that do not move, chains or networks that have collapsed: learning goes on, but its samples mean little."""
-    for name, kind in (("neg", "prior"), ("pos", "posterior")):
+    for name, kind, net in (("neg", "prior", "flow"), ("pos", "posterior", "encoder")):
         steps = getattr(chains, kind).steps
         if steps and row[f"disp_{name}"] < FROZEN:
             yield f"the {kind} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise chains.{kind}.step_size or .steps"
         if row[f"z_spread_{name}"] < COLLAPSED and batch > 1:
-            yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate or chains.{kind}.step_size"
+            or_else = f" or chains.{kind}.step_size" if steps else f" or learning.{net}_rate" * (f"log_q_{name}" in row)
+            yield f"the {kind} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower learning.prior_rate{or_else}"
     if row["step"] < SETTLED:
         return
     if abs(row["gap"]) > APART:
+        follow = ["give the prior more steps"] * bool(chains.prior.steps) + ["raise learning.flow_rate"] * ("log_q_neg" in row)
         yield (
             f"the prior's draws do not keep up with its energy: f differs by {row['gap']:+.3g} between posterior and prior draws; "
-            "lower learning.prior_rate, set learning.l2, or give the prior more steps (for a flow: raise learning.flow_rate)"
+            f"lower learning.prior_rate, set learning.l2, or {' or '.join(follow) or 'give the prior a chain (chains.prior.steps)'}"
         )
     if batch == 1:
         return
@@ -141,14 +170,15 @@ def shared_variance(a: Tensor, b: Tensor) -> dict[str, float]:
     return {"active_units": float(active.sum()), "z_information": float(-0.5 * torch.log1p(-torch.where(active, rho, 0.0)).sum())}
 
 
-def collapsed(row: Mapping[str, Any]) -> Iterator[str]:
+def collapsed(row: Mapping[str, Any], chains: Chains) -> Iterator[str]:
     """The same of a text generator that does without z."""
     if row["step"] < SETTLED:
         return
+    remedy = f"raise generator.word_dropout or {'chains.posterior.steps' if chains.posterior.steps else 'learning.encoder_rate'}"
     if row.get("z_share", 1.0) < SHARE:
         yield (
             f"the posterior has collapsed: with another sentence's z the likelihood loses {row['z_gain']:.2g} nats ({row['z_share']:.2%}), so the "
-            "generator hardly uses z; raise generator.word_dropout or chains.posterior.steps, or lower learning.prior_rate or generator.hidden"
+            f"generator hardly uses z; {remedy}, or lower learning.prior_rate or generator.hidden"
         )
     elif row.get("active_units", 1.0) == 0:
-        yield "no unit of z is active: the posterior is the same for every sentence; raise generator.word_dropout or chains.posterior.steps"
+        yield f"no unit of z is active: the posterior is the same for every sentence; {remedy}"

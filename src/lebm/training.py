@@ -274,7 +274,8 @@ class Loop:
 
     def _watch(self, row: dict[str, Any], weights_too: bool) -> None:
         """Log the row; stop on divergence; say once when a chain is frozen or collapsed."""
-        trouble = health.diverged(row) or (health.exploded(self.state.largest_weight()) if weights_too else None)
+        config = self.state.config
+        trouble = health.diverged(row, config) or (health.exploded(self.state.largest_weight()) if weights_too else None)
         if self.log:
             self.log.row({k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
             if trouble:
@@ -283,8 +284,8 @@ class Loop:
             good = checkpoint.steps(self.run_folder.checkpoints) if self.run_folder else []
             kept = f"; the last good checkpoint is step {good[-1]} in {self.run_folder.path}" if self.run_folder and good else ""
             raise Diverged(f"diverged at step {row['step']}: {trouble}{kept}")
-        lost = [] if self.state.model.prior.follows() else [LOST]
-        for warning in (*health.frozen(row, self.state.config.chains_at(row["step"] - 1), self.batches.batch), *health.collapsed(row), *lost):
+        lost, chains = [] if self.state.model.prior.follows() else [LOST], config.chains_at(row["step"] - 1)
+        for warning in (*health.frozen(row, chains, self.batches.batch), *health.collapsed(row, chains), *lost):
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
