@@ -67,10 +67,15 @@ def test_chains_of_a_known_prior_reach_its_energy(model):
     assert energy[60:].mean() == pytest.approx(-9, abs=0.5)
 
 
-@pytest.mark.parametrize("bad", [{"steps": 0}, {"every": 0}, {"rows": 0}, {"rows": 201}])
+@pytest.mark.parametrize("bad", [{"steps": -1}, {"every": 0}, {"rows": 0}, {"rows": 201}])
 def test_walks_that_cannot_be(model, bad):
     with pytest.raises(ConfigError, match="at least 1"):
         chains.walk(model, **bad)
+
+
+def test_a_walk_of_no_steps_is_its_start(model):
+    w = chains.walk(model, steps=0, every=1, rows=3)
+    assert w.steps == [0] and torch.equal(w.z[0], chains.walk(model, 5, 5, 3).z[0])
 
 
 def test_drawn_chains_are_figure_animation_and_data(subject):

@@ -162,6 +162,22 @@ def test_the_explorer(server, tmp_path):
         until(lambda: one("score").text != score)  # dropped on the page this time
 
 
+def test_the_explorer_of_a_run_without_a_prior_chain(tmp_path):
+    pytest.importorskip("zuko")
+    run = tmp_path / "flow"
+    lebm.train({"preset": "digits", "training.steps": 3, "draw.prior": "flow", "flow.width": 8, "flow.layers": 2}, run=run)
+    with Server(Lab(analysis.Subject(run, "cpu"))) as s, browser() as page:
+        threading.Thread(target=s.serve_forever, daemon=True).start()
+        page.get(s.address)
+        one = lambda name: page.find_element("id", name)  # noqa: E731
+        until(lambda: one("picture").get_attribute("src"))
+        assert one("k-shown").text == "0" and one("start").text == "the flow's draws" and "no prior chain" in one("lead").text
+        one("k").send_keys(*["\ue014"] * 50)
+        until(lambda: one("time").get_attribute("max") == "18" and int(one("k-shown").text) == 71)
+        assert one("message").text == ""
+        s.shutdown()
+
+
 def test_the_explorer_says_what_is_wrong_with_a_file(server, tmp_path):
     (tmp_path / "no.png").write_text("not a picture")
     with browser(390, dark=True) as page:

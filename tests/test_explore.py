@@ -3,8 +3,12 @@
 import http.client
 import io
 import json
+import re
+import shutil
 import socket
+import subprocess
 import threading
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -89,6 +93,36 @@ def test_chains_answer_to_k_and_step_size(server):
         assert ask(server, "/api/chain", CHAIN | change)[1]["z"] != a["z"]
 
 
+def test_a_run_without_a_prior_chain_shows_its_own_draws_and_goes_on_from_there(tmp_path):
+    pytest.importorskip("zuko")
+    run = tmp_path / "flow"
+    lebm.train({"preset": "digits", "training.steps": 3, "data.limit": 200, "draw.prior": "flow", "flow.width": 8, "flow.layers": 2}, run=run)
+    lab = Lab(analysis.Subject(run, "cpu"))
+    lab.model.synthesis.q.shift.data.fill_(3)  # far from p_0
+    info = lab.info()
+    assert (info["k"], info["start"]) == (0, "the flow's draws")
+    still, moved = (lab.chain(CHAIN | {"k": k}) for k in (0, 6))
+    assert still["steps"] == [0] and np.shape(still["energy"]) == (1, 3) and np.shape(still["trail"]) == (1, 3, 2)
+    assert np.mean(still["z"]) == pytest.approx(3, abs=0.5) and moved["trail"][0] == still["trail"][0] and moved["z"] != still["z"]
+
+
+def slider(k, values):
+    """What the page makes of these values of its slider, where K0 is k."""
+    node = shutil.which("node")
+    if not node:
+        pytest.skip("node is not installed")
+    script = (resources.files("lebm.explore") / "page.js").read_text(encoding="utf-8")
+    to_steps = re.search(r"^const toSteps = .*?;\n(?=const )", script, re.M | re.S)[0]
+    ask = f"const state = {{ info: {{ k: {k}, most: 5000 }} }};\n{to_steps}\nconsole.log(JSON.stringify({values}.map(toSteps)));"
+    return json.loads(subprocess.run([node, "-e", ask], capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_slider_of_steps_works_with_and_without_a_prior_chain():
+    assert slider(60, [0, 25, 50, 75, 100]) == [1, 30, 60, round((60 * 5000) ** 0.5), 5000]
+    without = slider(0, list(range(101)))
+    assert without[0] == 0 and without[1] == 1 and without[100] == 5000 and without == sorted(without)
+
+
 def test_moving_along_a_direction_changes_the_image_and_back(server):
     z = ask(server, "/api/chain", CHAIN)[1]["z"][0]
     still = ask(server, "/api/move", {"z": z, "by": [0] * 8})[1]
@@ -163,8 +197,8 @@ def test_what_is_not_a_picture_is_refused(server):
 @pytest.mark.parametrize(
     ("path", "values", "words"),
     [
-        ("/api/chain", CHAIN | {"k": 0}, "k is '0'; it must be a whole number from 1 to 5000"),
-        ("/api/chain", CHAIN | {"k": 10**9}, "from 1 to 5000"),
+        ("/api/chain", CHAIN | {"k": -1}, "k is '-1'; it must be a whole number from 0 to 5000"),
+        ("/api/chain", CHAIN | {"k": 10**9}, "from 0 to 5000"),
         ("/api/chain", CHAIN | {"k": "6"}, "whole number"),
         ("/api/chain", CHAIN | {"k": True}, "whole number"),
         ("/api/chain", CHAIN | {"step_size": 0}, "step_size"),

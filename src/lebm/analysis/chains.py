@@ -68,8 +68,8 @@ def visit(
     model: LatentEBM, steps: int, every: int, rows: int, seed: int = 0, step_size: float | None = None, progress: Any = None
 ) -> tuple[list[int], Tensor, np.ndarray]:
     """The steps at which chains were looked at, z of the first `rows` there (frames, rows, nz), and -f of all after every step."""
-    if steps < 1 or every < 1 or not 1 <= rows <= WATCHED:
-        raise ConfigError(f"{rows} chains of {steps} steps, shown every {every}: steps and every are at least 1, rows 1 to {WATCHED}")
+    if steps < 0 or every < 1 or not 1 <= rows <= WATCHED:
+        raise ConfigError(f"{rows} chains of {steps} steps, shown every {every}: steps are at least 0, every at least 1, rows 1 to {WATCHED}")
     rng = stream(seed, "chains", model.device)
     chain = replace(model.config.chains.prior, steps=steps)
     chain = chain if step_size is None else Chain(steps, step_size)

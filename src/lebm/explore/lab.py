@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lebm import figures
 from lebm.analysis import Subject
-from lebm.analysis.chains import profile, walk
+from lebm.analysis.chains import profile, start_of, walk
 from lebm.data.pictures import decode_bytes
 from lebm.errors import DataError, UserError
 from lebm.generators.image import as_floats, to_pixels, to_x
@@ -47,6 +47,7 @@ class Lab:
             "shape": list(self.shape),
             "nz": c.nz,
             "k": c.chains.prior.steps,
+            "start": start_of(self.model),
             "step_size": c.chains.prior.step_size,
             "k1": c.chains.posterior.steps,
             "directions": len(self._directions),
@@ -57,11 +58,11 @@ class Lab:
         }
 
     def chain(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Chains of K steps: start and so many frames as one sheet (a row a frame), energies, places on the map, and the last z."""
-        k, n, seed, frames = (_whole(asked, key, low) for key, low in (("k", 1), ("n", 1), ("seed", 0), ("frames", 1)))
+        """Chains of K steps (none: the starts alone): start and so many frames as one sheet (a row a frame), energies, places on the map, and the last z."""
+        k, n, seed, frames = (_whole(asked, key, low) for key, low in (("k", 0), ("n", 1), ("seed", 0), ("frames", 1)))
         s = _number(asked, "step_size", 0.001, 2.0)
         with self._lock:
-            w = walk(self.model, k, math.ceil(k / frames), n, seed, s)
+            w = walk(self.model, k, max(1, math.ceil(k / frames)), n, seed, s)
         if not np.isfinite(w.energy).all() or not bool(torch.isfinite(w.z).all()):
             raise DataError(f"with step size {s:g} the chains fly apart; choose a smaller one")
         return {

@@ -33,7 +33,12 @@ const say = (words) => { $("message").textContent = words; };
 const state = { info: null, chain: null, sheet: null, picked: 0, seed: 0, base: null, trail: true };
 
 /* --- chains --- */
-const toSteps = (v) => Math.max(1, Math.round(state.info.k * Math.pow(state.info.most / state.info.k, Math.max(0, v - 50) / 50) * Math.min(1, v / 50)));
+/* The slider's value, 0 to 100, as steps: K0 in the middle, or none at the left end where the run has no prior chain. */
+const toSteps = (v) => {
+  const { k, most } = state.info;
+  if (!k) return v ? Math.round(Math.pow(most, v / 100)) : 0;
+  return Math.max(1, Math.round(k * Math.pow(most / k, Math.max(0, v - 50) / 50) * Math.min(1, v / 50)));
+};
 const draw = latest(async () => {
   const wish = { k: toSteps(Number($("k").value)), n: N, seed: state.seed, step_size: Number($("s").value) };
   $("tiles").classList.add("busy");
@@ -74,14 +79,14 @@ function showTime() {
 function showEnergy(t) {
   const { profile: p, steps, energy } = state.chain, one = energy.map((row) => row[state.picked]);
   const low = Math.min(...p.low, ...one), high = Math.max(...p.high, ...one), last = steps[steps.length - 1];
-  const x = (k) => 52 + k / last * 398, y = (e) => 160 - (e - low) / (high - low || 1) * 146;
+  const x = (k) => 52 + k / (last || 1) * 398, y = (e) => 160 - (e - low) / (high - low || 1) * 146;
   const path = (xs, ys) => xs.map((k, i) => `${i ? "L" : "M"}${x(k).toFixed(1)} ${y(ys[i]).toFixed(1)}`).join("");
   const parts = [];
   for (const e of [low, (low + high) / 2, high]) parts.push(["path", { class: "grid", d: `M52 ${y(e)}H450` }], ["text", { x: 46, y: y(e) + 4, "text-anchor": "end" }, brief(Number(e.toPrecision(3)))]);
-  for (const k of [0, Math.round(last / 2), last]) parts.push(["text", { x: x(k), y: 180, "text-anchor": k === last ? "end" : "middle" }, k.toLocaleString("en")]);
+  for (const k of new Set([0, Math.round(last / 2), last])) parts.push(["text", { x: x(k), y: 180, "text-anchor": k === last ? "end" : "middle" }, k.toLocaleString("en")]);
   parts.push(["path", { class: "band c0", d: path([...p.step, ...[...p.step].reverse()], [...p.low, ...[...p.high].reverse()]) + "Z" }]);
   parts.push(["path", { class: "line c0", d: path(p.step, p.middle) }], ["path", { class: "line c1", d: path(steps, one) }]);
-  if (state.info.k < last) parts.push(["path", { class: "mark", d: `M${x(state.info.k)} 14V160` }], ["text", { x: x(state.info.k) + 4, y: 24 }, `K₀ = ${state.info.k}`]);
+  if (state.info.k && state.info.k < last) parts.push(["path", { class: "mark", d: `M${x(state.info.k)} 14V160` }], ["text", { x: x(state.info.k) + 4, y: 24 }, `K₀ = ${state.info.k}`]);
   parts.push(["path", { class: "cursor", d: `M${x(steps[t])} 14V160` }]);
   fill($("energy"), parts);
 }
@@ -200,13 +205,14 @@ function play() {
   timer = setInterval(() => { $("time").value = Number($("time").value) + 1; showTime(); if ($("time").value === $("time").max) stop(); }, 160);
 }
 
-function asLearned() { $("k").value = 50; $("s").value = state.info.step_size; showKnobs(); }
+function asLearned() { $("k").value = state.info.k ? 50 : 0; $("s").value = state.info.step_size; showKnobs(); }
 
 ask("/api/info").then((info) => {
   state.info = info;
   document.title = `${info.experiment} · Explore · lebm`;
   $("title").textContent = info.experiment;
-  $("lead").textContent = `${info.nz} latent dimensions; learned with K₀ = ${info.k} prior steps of size ${info.step_size} and K₁ = ${info.k1} posterior steps.`;
+  $("lead").textContent = `${info.nz} latent dimensions; learned with ${info.k ? `K₀ = ${info.k} prior steps of size ${info.step_size}` : "no prior chain"} and ${info.k1 ? `K₁ = ${info.k1} posterior steps` : "no posterior chain"}.`;
+  $("start").textContent = info.start;
   if (info.report) { $("report").hidden = false; $("report").href = `/run/report.html?token=${encodeURIComponent(token)}`; }
   wire(); asLearned(); draw();
 }).catch((e) => { $("lead").textContent = e.message; });
