@@ -41,7 +41,7 @@ def measure(
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(ev.splits.train)
     after = fid_after if metric == "fid" else frechet_after
     k0, own = model.config.chains.prior.steps, model.drawing("prior")
-    short, long = after(ev, None), after(ev, steps, GOES_ON.get(own.by))
+    short, long = after(ev, k0, own.by), after(ev, steps, GOES_ON.get(own.by, own.by))
     return results.result(
         experiment=f"{model.config.experiment}-long-run",
         metrics={f"{metric}_{k0}": short, f"{metric}_{steps}": long, "long_run_ratio": long / short if short else None},
