@@ -366,6 +366,10 @@ def test_what_counts_as_frozen():
     assert list(frozen(GOOD | {"z_spread_neg": 0.0}, chains, 1)) == [], "a single row has no spread"
     assert [w[:36] for w in frozen(GOOD | {"step": 500, "gap": -40.0}, chains, 1)] == ["the prior's draws do not keep up wit"]
     assert list(frozen(GOOD | {"step": 499, "gap": 40.0}, chains, 20)) == list(frozen(GOOD | {"step": 900, "gap": 20.0}, chains, 20)) == []
+    led = GOOD | {"step": 500, "z_sq_pos": 30.0, "z_sq_neg": 61.0}
+    assert [w[:40] for w in frozen(led, chains, 20)] == ["the prior's draws lie much farther out t"]
+    half = Chains(chains.prior, Chain(3, 0.1, noise=0.5))  # a posterior of half its noise is narrower than its prior
+    assert list(frozen(led, half, 20)) == list(frozen(led | {"z_sq_neg": 59.0}, chains, 20)) == list(frozen(led | {"step": 499}, chains, 20)) == []
     assert list(frozen(GOOD | {"step": 10_000, "z_spread_pos": 50.0}, chains, 20)) == [], "where there is no flow, none has collapsed"
     assert list(frozen(GOOD | {"disp_neg": 0.0}, tiny("prior.kind=gaussian").chains, 20)) == [], "no chain is run"
     none = Chains(Chain(0, 0.4), Chain(0, 0.1))

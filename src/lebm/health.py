@@ -21,6 +21,7 @@ MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
 FROZEN, COLLAPSED = 0.02, 0.02
 NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
 AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
+FAR = 2.0  # times the mean square of posterior draws; where those have all their noise, healthy runs stay below 1.3
 APART = 30.0  # nats between f at posterior and at prior draws; healthy runs stay below 20
 ROWS = 500  # sentences behind the count of active units
 LEAST = 0.01  # variance of E[z|x] over x from which a unit counts as active (Burda et al. 2016)
@@ -112,6 +113,11 @@ def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
         )
     if batch == 1:
         return
+    if chains.posterior.noise == 1 and row["z_sq_neg"] > FAR * row["z_sq_pos"]:
+        yield (
+            f"the prior's draws lie much farther out than those of the posterior: their mean squares are {row['z_sq_neg']:.3g} and {row['z_sq_pos']:.3g}; "
+            "lower learning.prior_rate, or of a fitted p_0 prior.memory"
+        )
     if chains.posterior.steps and row["disp_pos"] > AWAY * row.get("q_std_pos", math.inf):
         yield (
             f"the posterior chain does not stay with the encoder: it moves by {row['disp_pos']:.2g} a coordinate, and the encoder is sure of z to "
