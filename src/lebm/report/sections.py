@@ -45,9 +45,9 @@ def header(folder: Folder) -> str:
     facts = [
         ("steps", folder.result.get("steps") or last_step(folder)),
         ("latent dimensions", folder.setting("nz")),
-        ("seed", folder.result.get("seed", folder.setting("seed"))),
+        ("seed", folder.setting("seed")),
         ("device", folder.result.get("device")),
-        ("time", duration(folder.result.get("seconds"))),
+        ("learning took", duration(next((row["seconds"] for row in reversed(folder.rows) if "seconds" in row), None))),
         ("code", str(folder.result.get("code") or "")[:12]),
     ]
     chips = "".join(f"<div><dt>{name}</dt><dd>{text(value)}</dd></div>" for name, value in facts if value not in (None, ""))
