@@ -105,11 +105,11 @@ class LatentEBM(nn.Module):
         for i in range(0, n, CHUNK):
             rng = stream(seed, f"sample/{i // CHUNK}", self.device)
             at, rounds = self.starts(drawing.way, CHUNK, rng, i)
-            ends = []
-            for _ in range(int(rounds.max())):
+            z = torch.empty_like(at)
+            for k in range(1, int(rounds.max()) + 1):
                 at = self.prior.walk(at, drawing.chain, rng)
-                ends.append(at)
-            z = torch.stack(ends)[rounds - 1, torch.arange(CHUNK, device=rounds.device)][: n - i] if len(ends) > 1 else at[: n - i]
+                z = torch.where((rounds == k)[:, None], at, z)
+            z = z[: n - i]
             if progress:
                 progress(i + len(z), n)
             yield z
