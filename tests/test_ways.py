@@ -315,7 +315,7 @@ def test_paths_are_inferred_by_the_way_that_is_asked_for(runs, tmp_path, capsys)
         ("networks", "score", ("--by", "langevin", "--steps", 20), "; z by langevin (a chain from N(0, I), 20 steps)"),
         ("networks", "score", ("--score", "error"), "; z is the encoder's mean"),
         ("networks", "score", ("--score", "chains"), "; z by amortised (the encoder alone)"),
-        ("warm", "score", ("--score", "likelihood"), "; z by importance weights around long chains from N(0, I)"),
+        ("warm", "score", ("--score", "likelihood"), "; z by importance weights around long posterior chains"),
         ("paper", "score", ("--score", "error"), ""),
     ],
 )

@@ -299,5 +299,5 @@ def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> st
 def _judged(scorer: Scorer, by: str | None, steps: int | None) -> str:
     """The same of the z at which rows were scored."""
     if scorer.name == "likelihood":
-        return "; z by importance weights around long chains from N(0, I)"
+        return "; z by importance weights around long posterior chains"
     return "; z is the encoder's mean" if scorer.at_mean else _drawn(scorer.model, "posterior", by, steps)
