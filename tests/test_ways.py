@@ -154,8 +154,11 @@ def test_every_number_says_how_its_z_was_drawn(runs, name, options, frechet, mse
 def test_the_error_says_what_its_chain_was(chain, said):
     model = lebm.LatentEBM(resolve("digits", [*TINY, *(f"chains.posterior.{setting}" for setting in chain)]))
     ev = Evaluation(model, Splits(torch.zeros(9, 1, 8, 8), torch.zeros(2, 1, 8, 8)))
-    METRICS["mse"](ev)
-    assert ev.protocol["chain"] == said
+    numbers = METRICS["mse"](ev)
+    first = dict(next(numbers))  # kept while the long chains still run
+    assert ev.protocol["chain"] == said and ev.protocol["chain_steps"] == [model.config.chains.posterior.steps]
+    assert first["mse"] > 0 and first["mse_100"] is None
+    assert [values["mse_100"] > 0 for values in numbers] == [True] and ev.protocol["chain_steps"][1:] == [100]
 
 
 def test_the_report_of_a_run_names_its_ways(runs):

@@ -109,7 +109,7 @@ def _fid(ev: Evaluation, what: str, drawn: Callable[[Any], Iterator[Tensor]]) ->
         return stats.statistics(drawn(update), ev.features).distance(reference)
 
 
-def mse(ev: Evaluation) -> Numbers:
+def mse(ev: Evaluation) -> Iterator[Numbers]:
     """Reconstruction error on all test images with the training K1 and with 100 posterior steps; one of the two where draws have no chain."""
     choosing, chain, limit = ev.split == "validation", ev.model.config.chains.posterior, ev.model.config.data.limit
     own, by = ev.model.config.draw.posterior, ev.posterior_by or ev.model.config.draw.posterior
@@ -126,7 +126,7 @@ def mse(ev: Evaluation) -> Numbers:
         images=f"{'the last' if choosing else 'all' if len(rows) == len(ev.test) else 'the first'} {len(rows)} {what}",
         by=by,
         chain="none" if by in ALONE else f"one a row from {start}, {_said(chain)}",
-        chain_steps=[ev.model.drawing("posterior", by, steps).chain.steps for steps in lengths.values()],
+        chain_steps=[],
         step_size=chain.step_size,
         precision=precision(ev.model.device),
     )
@@ -136,7 +136,8 @@ def mse(ev: Evaluation) -> Numbers:
         with ev.bar(f"reconstructing for {key}") as update:
             z = ev.model.infer(x, ev.seed, steps, shared_noise=False, progress=update, by=by)
         out[key] = mean_squared_error(x, ev.model.decode(z).cpu())
-    return out
+        ev.protocol["chain_steps"] = [*ev.protocol["chain_steps"], ev.model.drawing("posterior", by, steps).chain.steps]
+        yield out
 
 
 def _said(chain: Chain) -> str:
