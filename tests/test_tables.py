@@ -196,6 +196,7 @@ def test_speed_digits_and_calibration(place):
     for text in (block, page):
         assert row(text, "`svhn`", "H200")[2:8] == ["104.3", "2.72", "38.3", "40.0", "123,457", "1.40 (51% reached)"]
         assert row(text, "`svhn-warm`")[0] == "`svhn-warm`; chains.posterior.steps 15", "the preset has other settings now"
+        assert row(text, "`odd`")[0] == "`odd`; its settings were not kept"
         assert row(text, "`odd`")[2:8] == ["-", "1.00", "-", "-", "-", "-"]
         assert all(n in text for n in ("after 1,500 updates:", "distance of 1.9 ", "at 19.5;", "error of 0.071 ", "1 seed:"))
     assert row(page, "`cifar10:train`")[1:3] == ["3.1518", "3.15"] and "3.1518" not in block
@@ -208,9 +209,9 @@ def test_a_timing_whose_settings_were_not_kept_gives_way(place):
     )
     put(place, bench_a=bench(2.5, None), bench_b=bench(2.25, known), bench_c=bench(2.75, None, "another GPU"))
     for text in written(place):
-        shown = [line for line in text.splitlines() if line.startswith("| `svhn` ")]
+        shown = [line for line in text.splitlines() if line.startswith(("| `svhn` ", "| `svhn`; "))]
         assert len(shown) == 2 and "2.25" in shown[0] and "2.75" in shown[1]
-        assert sum(line.startswith("| `svhn-best` ") for line in text.splitlines()) == 3, "nobody kept its settings: all are shown"
+        assert sum(line.startswith("| `svhn-best`; ") for line in text.splitlines()) == 3, "nobody kept its settings: all are shown"
 
 
 def test_pictures_are_shown_where_they_are(place):

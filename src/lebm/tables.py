@@ -260,7 +260,8 @@ def speed(results: Results, to_results: str) -> str:
                 shown("prior_ratio", ".1f"),
                 shown("images_per_s", ",.0f"),
             ]
-            other = unlike({"experiment": preset, "config": (r["config"] or {}).get(preset)})
+            config = (r["config"] or {}).get(preset)
+            other = unlike({"experiment": preset, "config": config}) if config else "; its settings were not kept"
             rows.append([f"`{preset}`{other}", str(r["device"]), *times, floor, link(name, to_results)])
     return table(head, rows) if rows else ""
 
