@@ -454,6 +454,8 @@ def test_configs_that_cannot_be():
         (["draw.prior=persistent", "chains.prior.steps=0"], "chains.prior.steps"),
         (["draw.prior=warm", "chains.prior.steps=0"], "chains.prior.steps"),
         (["draw.posterior=warm", "chains.posterior.steps=0"], "chains.posterior.steps"),
+        (["chains.posterior.steps=0"], "chains.posterior.steps is 0; it must be above 0 where draw.posterior is langevin"),
+        (["chains.prior.steps=0"], "chains.prior.steps is 0; it must be above 0 where prior.kind is energy"),
         (["draw.posterior=amortised", "draw.alone=5"], "draw.alone is 5; it must be 0 where draw.posterior is amortised"),
         (["draw.posterior=warm", "draw.alone=5"], "encoder.teach is 'imitate'; it must be follow where draw.alone is above 0"),
         (["draw.alone=-1"], "draw.alone is -1"),
@@ -463,6 +465,9 @@ def test_configs_that_cannot_be():
             resolve("digits", [*TINY, *settings])
     config = resolve("digits", ["draw.posterior=amortised", "draw.prior=flow"])
     assert (config.chains.posterior.steps, config.chains.prior.steps) == (0, 0)
+    for way in ("draw.posterior=langevin", "draw.prior=langevin"):  # as a saved run is changed, whose chains have no steps
+        with pytest.raises(ConfigError, match=r"steps is 0; it must be above 0"):
+            resolve(config.to_dict(), [way])
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------------

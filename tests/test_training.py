@@ -146,7 +146,7 @@ def test_a_fitted_base_moves_at_its_hundredth_update_to_the_moments_of_posterior
     seen = []
     real = lebm.prior.GaussianPrior.see
     monkeypatch.setattr(lebm.prior.GaussianPrior, "see", lambda self, z: (seen.append(z.clone()), real(self, z))[1])
-    config = ("prior.base=fitted", "chains.posterior.steps=1", "chains.prior.steps=0", "training.checkpoint_every=99", "training.log_every=99")
+    config = ("prior.kind=gaussian", "prior.base=fitted", "chains.posterior.steps=1", "training.checkpoint_every=99", "training.log_every=99")
     before = train(tiny(*config, "training.steps=99"), run=tmp_path / "run")
     assert torch.equal(before.prior.mean, torch.zeros(len(before.prior.mean)))
     model = train(tiny(*config, "training.steps=101"), run=tmp_path / "run", resume=True)  # across the fit

@@ -51,6 +51,8 @@ def check_values(c: Config) -> None:
         (1 <= c.draw.chains <= 10**7 and c.draw.chains * c.nz <= MAX_WEIGHTS, "draw.chains", c.draw.chains, "must be between 1 and 10,000,000"),
         (c.draw.prior != "persistent" or c.draw.chains >= tr.batch, "draw.chains", c.draw.chains, f"must be at least training.batch ({tr.batch})"),
         (c.draw.refresh == 0 or 1e-9 <= c.draw.refresh <= 0.5, "draw.refresh", c.draw.refresh, "must be 0 (never) or between 1e-9 and 0.5 (every other visit)"),
+        (c.draw.posterior != "langevin" or c.chains.posterior.steps > 0, "chains.posterior.steps", c.chains.posterior.steps, "must be above 0 where draw.posterior is langevin: without a chain z would be noise, whatever x is"),
+        (c.prior.kind != "energy" or c.draw.prior != "langevin" or c.chains.prior.steps > 0, "chains.prior.steps", c.chains.prior.steps, "must be above 0 where prior.kind is energy and draw.prior langevin: without a chain its draws would know nothing of the energy"),
         (c.draw.prior not in ("persistent", "warm") or c.chains.prior.steps > 0, "chains.prior.steps", c.chains.prior.steps, f"must be above 0 where draw.prior is {c.draw.prior}, which learns from where a chain goes"),
         (c.draw.posterior != "warm" or c.encoder.teach == "follow" or c.chains.posterior.steps > 0, "chains.posterior.steps", c.chains.posterior.steps, "must be above 0 where draw.posterior is warm and encoder.teach imitate: without a chain there is nothing to imitate"),
         (1 <= c.encoder.width <= 4096, "encoder.width", c.encoder.width, "must be between 1 and 4096"),
