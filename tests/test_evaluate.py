@@ -68,6 +68,19 @@ def test_what_the_summary_says(run, summary):
     assert all(math.isfinite(v) and v > 0 for v in summary["metrics"].values())
 
 
+def test_the_updates_are_those_of_the_weights_that_were_measured(tmp_path, monkeypatch):
+    run = make(tmp_path / "run")
+    later = make(tmp_path / "later", "training.steps=6") / "model.safetensors"
+    real = module.load_data
+
+    def meanwhile(*args):
+        (run / "model.safetensors").write_bytes(later.read_bytes())  # a learning run goes on while it is measured
+        return real(*args)
+
+    monkeypatch.setattr(module, "load_data", meanwhile)
+    assert evaluate(run, ("mse",), limit=20, device="cpu", pictures=False)["steps"] == 4 and load(run).step == 6
+
+
 def test_the_numbers_are_what_their_names_say(run, summary):
     model = load(run)
     data = load_data(model.config)

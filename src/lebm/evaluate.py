@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from lebm import checkpoint, figures, image_metrics, report, results, text_metrics
+from lebm import figures, image_metrics, report, results, text_metrics
 from lebm import statistics as stats
 from lebm.compare import inception
 from lebm.data import data_root
@@ -135,7 +135,7 @@ def _facts(run: Path, ev: Evaluation, root: Path | None) -> dict[str, Any]:
         },
         "config": model.config.to_dict(),
         "seed": ev.seed,
-        "steps": checkpoint.load_tensors(run / "model.safetensors")[1].get("step"),
+        "steps": model.step,
         "device": results.device_name(model.device),
     }
 

@@ -33,6 +33,7 @@ class LatentEBM(nn.Module):
     def __init__(self, config: Config, generator: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config
+        self.step: int | None = None  # updates behind the weights, where they come from a file
         with torch.random.fork_rng(devices=[]):  # weights depend on config.seed alone and leave the global stream as it was
             torch.random.set_rng_state(stream(config.seed, "init").get_state())
             self.prior = PRIORS[config.prior.kind](config.nz, config.prior)
@@ -242,6 +243,7 @@ def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator:
     restore(model, tensors, path)
     if meta.get("precision", "float32") != "float32":
         model.prior.settle()
+    model.step = meta.get("step")
     return model.to(device).eval()
 
 

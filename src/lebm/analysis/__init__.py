@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lebm import checkpoint, results
+from lebm import results
 from lebm.analysis import chains, diagnostics, paths
 from lebm.data import Splits, data_root
 from lebm.data import load as load_data
@@ -39,7 +39,7 @@ class Subject:
             raise DataError(f"{self.run} has a generator that makes no images; these pictures are of images")
         self.console, self.data_dir = console, data_dir
         self._splits: Splits | None = None
-        self.step = checkpoint.load_tensors(self.run / "model.safetensors")[1].get("step")
+        self.step = self.model.step
 
     @property
     def of_text(self) -> bool:
