@@ -499,6 +499,21 @@ def test_reconstruct(ok, trained, pictures):
     assert tiles("y.PNG") == 4
 
 
+def test_a_table_is_no_picture(ok, refused):
+    rows = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    np.save("rows.npy", rows)
+    kind = {"generator": {"kind": "table", "columns": 5, "width": 8}, "nz": 3, "chains.posterior.steps": 2, "chains.prior.steps": 2}
+    train({"preset": "digits", **kind, "training.steps": 2, "training.batch": 20}, data=rows, run="rows")
+    for command in ("score", "reconstruct", "interpolate"):
+        to = "x.csv" if command == "score" else "x.npz"
+        refused(command, "rows", "--input", "rows.npy", "--out", to, says=["is a TableGenerator", "for models of images", "lebm.load"])
+    refused("sample", "rows", "--out", "x.png", says=["is a TableGenerator"])
+    refused("chains", "rows", says=["rows is a model of kind table; these chains are for images"])
+    refused("explore", "rows", says=["rows is a model of kind table; these pages are for images"])
+    ok("sample", "rows", "-n", 3, "--out", "x.npz")
+    assert np.load("x.npz")["x"].shape == (3, 5)
+
+
 def test_score(ok, trained, pictures):
     np.save("in.npy", PIXELS)
     ok("score", trained, "--input", "in.npy", "--out", "a.csv")

@@ -104,7 +104,7 @@ def test_chains_are_shown_as_sentences(run, call, tmp_path):
         assert kept["z"].shape == (3, 2, 3) and kept["energy"].shape == (7, 200)
     page = (folder / "report.html").read_text()
     assert "From noise to samples" in page and "chain 2" in page
-    assert "is a model of text; Fréchet distances are for images" in call("chains", folder, "--steps", 6, "--samples", 10, code=2).err
+    assert "is a model of kind text; Fréchet distances are for images" in call("chains", folder, "--steps", 6, "--samples", 10, code=2).err
 
 
 def test_diagnose_and_report(run, call, tmp_path, rough_log_z):

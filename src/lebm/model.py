@@ -148,6 +148,16 @@ class LatentEBM(nn.Module):
             raise DataError(f"the generator of this model is a {type(self.generator).__name__}; only text models have words")
         return self.generator
 
+    def images(self) -> tuple[int, int, int]:
+        """The shape (c, h, w) of what the generator makes, where that is images."""
+        shape = tuple(getattr(self.generator, "shape", ()))
+        if len(shape) != 3:
+            raise DataError(
+                f"the generator of this model is a {type(self.generator).__name__}, and this is for models of images; in Python, "
+                "lebm.load(...) has sample, infer, reconstruct and anomaly_score for any"
+            )
+        return shape
+
     @torch.no_grad()
     def infer(
         self,

@@ -35,8 +35,6 @@ class Subject:
         if self.run.is_file():
             raise CheckpointError(f"{self.run} is a file; give the run folder, where what is found is also written")
         self.model: LatentEBM = load(self.run, pick_device(device))
-        if not hasattr(self.model.generator, "shape") and not isinstance(self.model.generator, TextGenerator):
-            raise DataError(f"{self.run} has a generator that makes no images; these pictures are of images")
         self.console, self.data_dir = console, data_dir
         self._splits: Splits | None = None
         self.step = self.model.step
@@ -45,9 +43,9 @@ class Subject:
     def of_text(self) -> bool:
         return isinstance(self.model.generator, TextGenerator)
 
-    def refuse_text(self, what: str) -> None:
-        if self.of_text:
-            raise DataError(f"{self.run} is a model of text; {what} are for images")
+    def images_only(self, what: str) -> None:
+        if (kind := self.model.config.generator.kind) != "image":
+            raise DataError(f"{self.run} is a model of kind {kind}; {what} are for images")
 
     def bar(self, what: str) -> Any:
         return progress_bar(self.console, what)

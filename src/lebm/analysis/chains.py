@@ -94,6 +94,7 @@ def draw(subject: Subject, steps: int = STEPS, every: int | None = None, rows: i
     every = every or max(1, steps // 10)
     if isinstance(subject.model.generator, TextGenerator):
         return _say(subject, steps, every, rows, seed)
+    subject.images_only("these chains")
     with subject.bar("walking") as update:
         w = walk(subject.model, steps, every, rows, seed, progress=update)
     folder, k0 = subject.run / "figures", subject.model.config.chains.prior.steps

@@ -60,7 +60,7 @@ def measure(
 
 def check(subject: Subject, steps: int) -> None:
     """Before the work: what cannot be compared."""
-    subject.refuse_text("Fréchet distances")
+    subject.images_only("Fréchet distances")
     k0 = subject.model.config.chains.prior.steps
     if steps <= k0:
         raise ConfigError(

@@ -67,7 +67,7 @@ def nearest(x: Tensor, images: Tensor, k: int = NEAREST, progress: Any = None) -
 
 def find_neighbours(subject: Subject, count: int = COUNT, seed: int = 0) -> dict[str, Any]:
     """Samples beside their nearest training images, drawn; are they nearer than images the model never saw?"""
-    subject.refuse_text("nearest neighbours by pixels")
+    subject.images_only("nearest neighbours by pixels")
     model, train = subject.model, subject.splits.train[: subject.model.config.data.limit]
     with subject.bar("sampling") as update:
         samples = model.sample(max(count, COMPARED), seed, progress=update)

@@ -211,7 +211,7 @@ def check_inputs(inputs: list[Path] | None, more: list[str] | None) -> None:
 
 
 def _images(model: LatentEBM, inputs: list[Path] | None, more: list[str] | None) -> tuple[torch.Tensor, list[str]]:
-    return read_inputs([*(inputs or []), *map(Path, more or [])], model.generator.shape)  # type: ignore[arg-type]
+    return read_inputs([*(inputs or []), *map(Path, more or [])], model.images())
 
 
 def _sentences(model: LatentEBM, inputs: list[Path] | None, more: list[str] | None) -> sentences.Sentences:
@@ -229,10 +229,12 @@ def _model_for(run: Path, device: Device, to: Path | None, text: str) -> LatentE
     model = load(run, pick_device(device.value))
     is_text = model.config.generator.kind == "text"
     if to is None and not is_text:
-        raise UserError(f"a model of images needs --out; give a file that ends in {' or '.join(images)}")
+        raise UserError(f"this model needs --out; give a file that ends in {' or '.join(images)}")
     fitting = (text,) if is_text else images
     if to is not None and to.suffix.lower() not in fitting:
         raise UserError(f"--out {to} does not fit a model of {'text' if is_text else 'images'}; it must end in {' or '.join(fitting)}")
+    if to is not None and to.suffix.lower() == ".png":
+        model.images()  # a picture of a table's rows is refused before the work
     return model
 
 

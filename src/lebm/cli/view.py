@@ -147,7 +147,7 @@ def explore(
 ) -> None:
     """A page on this machine to play with the model: chains, directions in z, your own pictures. Ctrl-C ends it."""
     subject = analysis.Subject(run, device.value, data_dir)
-    subject.refuse_text("these pages")
+    subject.images_only("these pages")
     say("looking for the strongest directions in z ...")
     with fitting_threads(subject.model), Server(Lab(subject), port) as server, stop_on_signals() as stop:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -28,7 +28,7 @@ class Lab:
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.model = subject, subject.model
-        self.shape: tuple[int, int, int] = self.model.generator.shape  # type: ignore[assignment]
+        self.shape = self.model.images()
         self._lock = threading.Lock()
         z = torch.cat(list(self.model.sample_z(DOTS))).cpu()
         self._centre = z.mean(0)
