@@ -80,6 +80,24 @@ def test_a_bench_writes_a_result_with_every_field(tmp_path, monkeypatch):
     assert "the paper's listing" in screen.getvalue() and "floor" in screen.getvalue()
 
 
+def test_ours_is_the_step_of_training_with_the_chain_that_refines(monkeypatch):
+    """draw.alone leaves the first updates without a posterior chain; those are not the ones that are timed."""
+    warm = resolve("digits", [*TINY, "draw.posterior=warm", "encoder.teach=follow", "encoder.width=2", "draw.alone=5", "draw.prior=persistent"])
+    monkeypatch.setattr(bench, "milliseconds", lambda call, device, seconds=0: (call(), 2.0)[1])
+    walked = []
+    monkeypatch.setattr(bench, "langevin", lambda score, z, chain, rng: walked.append((z.shape, chain.steps)))
+    ours = bench.Ours(warm, bench.example(warm, 4), CPU, pytest.fail)
+    step = ours.engine(ours.rows)
+    assert float((step.z_pos - step.z0_pos).square().sum()) > 0 and int(ours.model.synthesis.rows) == 4
+    assert ours.parts() == {"prior_ms": 2.0, "posterior_ms": 2.0} and walked == [((4, 16), 2)]
+
+
+def test_what_training_would_only_warn_of_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="would not measure what was asked for: precision bfloat16 needs the fast engine"):
+        bench.bench(["digits"], "cpu", tmp_path / "b.json", False, [*TINY, "precision=bfloat16"], Console(file=io.StringIO()))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_gaussian_prior_is_refused():
     with pytest.raises(ConfigError, match="Gaussian"):
         bench.bench(["svhn-gaussian"], "cpu", None, False, [], Console(file=io.StringIO()))

@@ -275,21 +275,21 @@ def test_a_failing_engine_falls_back_step_by_step_and_says_so(monkeypatch: pytes
     said: list[str] = []
     monkeypatch.setattr(fast, "wanted", lambda *_: True)
     monkeypatch.setattr("lebm.fast.engine.FusedStep", lambda *_, **__: 1 / 0)
-    step = choose_engine(state, batches, said.append)(batches(0))
+    step = choose_engine(state, batches(0), said.append)(batches(0))
     assert torch.isfinite(step.log_px)
     assert len(said) == 2 and "division by zero" in said[0] and "captured without them" in said[0] and "reference" in said[1]
     assert "generator on cpu" in said[1]
     said.clear()
     with monkeypatch.context() as m:  # where capturing works the plain step is captured
         m.setattr("lebm.fast.engine.Captured", Uncaptured)
-        engine = choose_engine(state, batches, said.append)
+        engine = choose_engine(state, batches(0), said.append)
         assert isinstance(engine, Uncaptured) and torch.isfinite(engine(batches(0)).log_px)  # type: ignore[attr-defined]
         assert len(said) == 1 and "captured without them" in said[0]
         with pytest.raises(fast.Unavailable, match="division by zero"):  # a benchmark measures what was asked for, or nothing
             fast.make_engine(state.model, state.optimizer, state.rng, batches(0))
     said.clear()
     monkeypatch.setitem(__import__("sys").modules, "lebm.fast.engine", None)  # as where Triton is missing
-    assert torch.isfinite(choose_engine(state, batches, said.append)(batches(0)).log_px)
+    assert torch.isfinite(choose_engine(state, batches(0), said.append)(batches(0)).log_px)
     assert len(said) == 1 and "Triton" in said[0]
 
 
@@ -306,14 +306,14 @@ def test_a_generator_that_stands_on_ours_keeps_its_own_likelihood(monkeypatch: p
     batches = Batches(images(config, 8).cpu(), 4, 1)
     monkeypatch.setattr(fast, "wanted", lambda *_: True)
     monkeypatch.setattr("lebm.fast.engine.Captured", Uncaptured)
-    assert float(choose_engine(state, batches, pytest.fail)(batches(0)).log_px) == 7
+    assert float(choose_engine(state, batches(0), pytest.fail)(batches(0)).log_px) == 7
 
 
 def test_asking_for_bfloat16_where_there_is_none_is_said() -> None:
     config = small("digits", "chains.prior.steps=1", "chains.posterior.steps=1", "precision=bfloat16")
     said: list[str] = []
     batches = Batches(images(config, 8).cpu(), 4, 1)
-    choose_engine(TrainingState(config, LatentEBM(config), torch.device("cpu")), batches, said.append)
+    choose_engine(TrainingState(config, LatentEBM(config), torch.device("cpu")), batches(0), said.append)
     assert len(said) == 1 and "float32" in said[0]
 
 

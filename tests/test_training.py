@@ -15,7 +15,7 @@ from torch import nn
 
 import lebm
 import lebm.prior
-from lebm import training
+from lebm import learn, training
 from lebm.config import Chain, Chains, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate
@@ -174,7 +174,7 @@ def at_step(monkeypatch):
     """at_step(n, action): the action happens inside the n-th step from now."""
 
     def plan(n, action):
-        real, seen = training.learn_step, []
+        real, seen = learn.learn_step, []
 
         def step(*args, **kwargs):
             seen.append(1)
@@ -182,7 +182,7 @@ def at_step(monkeypatch):
                 action()
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(training, "learn_step", step)
+        monkeypatch.setattr(learn, "learn_step", step)
 
     return plan
 
@@ -276,7 +276,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, s
 
 def test_divergence_late_in_a_run_keeps_the_learning_so_far(tmp_path, monkeypatch):
     """Weights that turn to NaN between two checkpoints: the first stays, and nothing newer is written."""
-    real, seen = training.learn_step, []
+    real, seen = learn.learn_step, []
 
     def step(model, *args):
         seen.append(1)
@@ -284,7 +284,7 @@ def test_divergence_late_in_a_run_keeps_the_learning_so_far(tmp_path, monkeypatc
             model.generator.layers[0].weight.data.fill_(math.nan)
         return real(model, *args)
 
-    monkeypatch.setattr(training, "learn_step", step)
+    monkeypatch.setattr(learn, "learn_step", step)
     with pytest.raises(Diverged, match=r"step 6: .* the last good checkpoint is step 3"):
         train(tiny(), run=tmp_path / "run")
     monkeypatch.undo()

@@ -3,13 +3,14 @@
 import json
 import math
 import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 import lebm
-from lebm import checkpoint, cli, documents, report, results, speed, tables
+from lebm import checkpoint, cli, documents, fast, report, results, speed, tables
 from lebm.config import resolve
 from lebm.data import Splits
 from lebm.errors import ConfigError, DataError
@@ -191,6 +192,17 @@ def test_a_caption_tells_how_its_own_picture_was_drawn(runs, tmp_path):
     assert "Mean squared error a pixel <b>" in page and "Fréchet distance <b>" in page
     report.compare([folder, folder], tmp_path / "both.html")
     assert (tmp_path / "both.html").read_text(encoding="utf-8").count("<span>the flow alone</span>") == 2
+
+
+def test_a_time_says_where_the_fast_engine_does_not_run(runs, monkeypatch):
+    """As training would: with the reference instead, and a note."""
+    ev = Evaluation(lebm.load(runs / "warm"), Splits(torch.zeros(20, 1, 8, 8), torch.zeros(4, 1, 8, 8)), limit=4)
+    monkeypatch.setattr(speed, "MOST", 20)
+    assert METRICS["speed"](ev)["iteration_ms"] > 0 and "engine" not in ev.protocol
+    monkeypatch.setattr(fast, "wanted", lambda *_: True)
+    monkeypatch.setitem(sys.modules, "lebm.fast.engine", None)  # as where Triton is missing
+    assert METRICS["speed"](ev)["iteration_ms"] > 0
+    assert "the fast engine is not available" in ev.protocol["engine"] and "Triton is not there" in ev.protocol["engine"]
 
 
 def test_ways_that_a_run_does_not_have_are_refused_before_the_work(runs):

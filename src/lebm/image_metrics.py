@@ -153,8 +153,10 @@ def speed(ev: Evaluation) -> Numbers:
     own = ev.drawing("posterior")
     with ev.bar("chains of equal error") as update:
         numbers, how = inference(ev.model, x, ev.seed, own.by, own.chain.steps, update)
-    ev.protocol.update(how)
-    return {"iteration_ms": iteration_ms(ev.model, ev.train[: ev.model.config.training.batch]), **numbers}
+    said: list[str] = []
+    one = iteration_ms(ev.model, ev.train[: ev.model.config.training.batch], said.append)
+    ev.protocol.update(how, **({"engine": "; ".join(said)} if said else {}))
+    return {"iteration_ms": one, **numbers}
 
 
 def likelihood(ev: Evaluation) -> Numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lebm.config import Chains, Learning
+from lebm.generators.image import as_floats
 from lebm.model import LatentEBM
 from lebm.sampler import langevin, tamed
 
@@ -60,6 +62,18 @@ def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, c
     optimizer.step()
     model.prior.see(z_pos)  # in the paper: nothing
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
+
+
+def reference_step(
+    model: LatentEBM, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator
+) -> Callable[[Tensor], Step]:
+    """rows, as they are stored -> Step: learn_step at the precision that the config asks for."""
+
+    def step(rows: Tensor) -> Step:
+        with float32_convolutions(model.config.precision):
+            return learn_step(model, as_floats(rows), optimizer, chains, learning, rng)
+
+    return step
 
 
 def float32_convolutions(precision: str) -> AbstractContextManager[None]:

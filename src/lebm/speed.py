@@ -16,9 +16,10 @@ from lebm.model import LatentEBM
 FIRST, MOST = 20, 1280  # steps of the shortest and the longest chain that inference is compared with
 
 
-def iteration_ms(model: LatentEBM, rows: Tensor) -> float:
-    """One learning iteration of the run's configuration, by the engine that `lebm train` takes on this device; the model stays as it is."""
-    return Ours(model.config, rows.to(model.device), model.device).iteration_ms()
+def iteration_ms(model: LatentEBM, rows: Tensor, warn: Callable[[str], None]) -> float:
+    """One learning iteration of the run's configuration, by the engine that `lebm train` takes on this device; the model stays as it is.
+    `warn` hears what training would warn of: where the fast engine does not run."""
+    return Ours(model.config, rows.to(model.device), model.device, warn).iteration_ms()
 
 
 def inference(

@@ -23,7 +23,7 @@ from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
 from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
-from lebm.learn import Step, describe, float32_convolutions, learn_step
+from lebm.learn import Step, describe, reference_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM, load
 from lebm.prior import REFIT
@@ -226,7 +226,7 @@ class Loop:
 
     def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
         state, config = self.state, self.config
-        engine: Any = choose_engine(state, self.batches, self._warn)
+        engine: Any = choose_engine(state, self.batches(state.step), self._warn)
         seen: Any = None
         first, alone = state.step, state.config.draw.alone
         if alone >= config.steps > first:
@@ -238,7 +238,7 @@ class Loop:
         while state.step < config.steps:
             if state.step == alone > first:
                 engine = seen = None  # and their graph's memory, before the next one takes some
-                engine = choose_engine(state, self.batches, self._warn)  # from here on a chain refines
+                engine = choose_engine(state, self.batches(state.step), self._warn)  # from here on a chain refines
             rows = self.batches(state.step)
             epoch = self.batches.epoch(state.step)
             state.set_rates(epoch)
@@ -309,22 +309,18 @@ class Loop:
         return f"; saved. Go on with: lebm train {shlex.quote(str(self.run_folder.path))} --resume{where}"
 
 
-def choose_engine(state: TrainingState, batches: Batches, warn: Callable[[str], None]) -> Callable[[Tensor], Step]:
-    """rows -> Step: the code that computes the next learning steps. The reference is learn_step itself; on CUDA a faster one stands in."""
+def choose_engine(state: TrainingState, example: Tensor, warn: Callable[[str], None]) -> Callable[[Tensor], Step]:
+    """rows -> Step: the code that computes the next learning steps. The reference is learn_step itself; on CUDA a faster one stands in,
+    made for rows like the example."""
     config, chains = state.config, state.config.chains_at(state.step)
     if fast.wanted(config, state.model.device):
         try:
-            return fast.make_engine(state.model, state.optimizer, state.rng, batches(state.step), warn, chains)
+            return fast.make_engine(state.model, state.optimizer, state.rng, example, warn, chains)
         except fast.Unavailable as e:
             warn(f"the fast engine is not available, learning goes on with the reference ({e})")
     if config.precision == "bfloat16":
         warn("precision bfloat16 needs the fast engine, which needs CUDA; this run computes in float32")
-
-    def reference(rows: Tensor) -> Step:
-        with float32_convolutions(config.precision):
-            return learn_step(state.model, as_floats(rows), state.optimizer, chains, config.learning, state.rng)
-
-    return reference
+    return reference_step(state.model, state.optimizer, chains, config.learning, state.rng)
 
 
 def _note(row: Mapping[str, Any]) -> str:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lebm.config import Chains, Config
 from lebm.generators import ImageGenerator, TextGenerator
-from lebm.generators.image import as_floats
-from lebm.learn import Step, float32_convolutions, learn_step
+from lebm.learn import Step, reference_step
 from lebm.model import LatentEBM
 
 
@@ -57,10 +56,7 @@ def make_engine(
         raise Unavailable(f"Triton is not there ({e})") from None
     config = model.config
     chains = chains or config.chains
-
-    def reference(rows: Tensor) -> Step:
-        with float32_convolutions(config.precision):
-            return learn_step(model, as_floats(rows), optimizer, chains, config.learning, rng)
+    reference = reference_step(model, optimizer, chains, config.learning, rng)
 
     def text(rows: Tensor) -> Step:
         with working(model):
