@@ -293,6 +293,16 @@ def test_the_fid_of_reconstructions(run):
     assert measured(run, "fid_reconstruction", split="test")["protocol"]["fid_reconstruction"]["reconstructed"] == "200 test images, evenly spaced"
 
 
+def test_real_images_are_looked_at_once_for_all_metrics(run, monkeypatch):
+    """Also where their statistics cannot be kept on disk."""
+    f = Fake()
+    monkeypatch.setattr(stats, "cache_folder", lambda root: None)
+    together = measured(run, "fid", "fid_gaussian", "fid_reconstruction", features=f)["metrics"]
+    assert f.seen == 2000 + 3 * 600
+    for name in together:
+        assert measured(run, name)["metrics"][name] == together[name]
+
+
 def test_it_does_not_depend_on_batch_sizes(run, monkeypatch):
     first = measured(run, "fid")["metrics"]["fid"]
     monkeypatch.setattr(stats, "PIECE", 33)

@@ -85,8 +85,8 @@ class Detector(BaseEstimator):
         model = LatentEBM(config)
         model = model.double() if config.generator.kind == "table" else model  # small, and then scores are exact to all shown digits
         self.model_ = train(config, x, model, device=self.device)
-        self.scorer_ = Scorer(self.model_, self.score_by, config.seed).fit(x)
-        self.decision_scores_ = self.scorer_.of_fitted(x).numpy()
+        self.scorer_ = Scorer(self.model_, self.score_by, config.seed)
+        self.decision_scores_ = self.scorer_.fit_scores(x).numpy()
         self.threshold_ = float(np.quantile(self.decision_scores_, 1 - self.contamination))
         self.labels_ = (self.decision_scores_ > self.threshold_).astype(int)
         return self

@@ -35,14 +35,17 @@ def frechet(ev: Evaluation) -> Numbers:
 def frechet_after(ev: Evaluation, steps: int, by: str) -> float:
     """The pixel-space distance of samples after so many chain steps."""
     n = ev.samples or FOR_FRECHET
-    reference, moments = Moments(), Moments()
-    for part in ev.train.split(2000):
-        reference.add(as_floats(part).to(ev.model.device))
+    moments = Moments()
+    if "pixels" not in ev.kept:
+        reference = Moments()
+        for part in ev.train.split(2000):
+            reference.add(as_floats(part).to(ev.model.device))
+        ev.kept["pixels"] = reference.mean_cov()
     ev.protocol.update(samples=n, reference=f"{len(ev.train)} training images", **ev.model.drawing("prior", by, steps).protocol(n))
     with ev.bar("sampling for the distance") as update:
         for z in ev.model.sample_z(n, ev.seed, steps, update, by):
             moments.add(ev.model.decode(z))
-    return frechet_distance(*moments.mean_cov(), *reference.mean_cov())
+    return frechet_distance(*moments.mean_cov(), *ev.kept["pixels"])
 
 
 def fid(ev: Evaluation) -> Numbers:
@@ -97,8 +100,10 @@ def _fid(ev: Evaluation, what: str, drawn: Callable[[Any], Iterator[Tensor]]) ->
     """Of the drawn pixels against all real images of the split."""
     assert ev.features is not None
     images, part = _reference(ev)
-    with ev.bar(f"features of {len(images)} {part} images") as update:
-        reference, _ = stats.kept_statistics(images, ev.features, ev.cache, update, ev.content if part == "training" else None)
+    if ("statistics", part) not in ev.kept:
+        with ev.bar(f"features of {len(images)} {part} images") as update:
+            content = ev.content if part == "training" else None
+            ev.kept["statistics", part], _ = stats.kept_statistics(images, ev.features, ev.cache, update, content)
     ev.protocol.update(
         reference=f"all {len(images)} {part} images",
         images="rounded to uint8",
@@ -106,7 +111,7 @@ def _fid(ev: Evaluation, what: str, drawn: Callable[[Any], Iterator[Tensor]]) ->
         precision=ev.features.precision,
     )
     with ev.bar(f"features of {what}") as update:
-        return stats.statistics(drawn(update), ev.features).distance(reference)
+        return stats.statistics(drawn(update), ev.features).distance(ev.kept["statistics", part])
 
 
 def mse(ev: Evaluation) -> Iterator[Numbers]:

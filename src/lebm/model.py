@@ -191,19 +191,21 @@ class LatentEBM(nn.Module):
         """g(z) at an inferred z, a row for every row of x."""
         return self.decode(self.infer(x, seed, steps, progress=progress, by=by)).cpu()
 
-    @torch.no_grad()
     def anomaly_score(self, x: Any, seed: int = 0, steps: int | None = None, progress: Progress | None = None, by: str | None = None) -> Tensor:
         """Minus the unnormalised log-posterior, -log p(x, z) - log Z, at an inferred z: higher is more anomalous."""
         x = self.as_input(x)
         z = self.infer(x, seed, steps, progress=progress, by=by)
-        pairs = zip(x.split(CHUNK), z.split(CHUNK), strict=True)
-        return torch.cat([-self.log_joint(self.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])
+        return -self.by_chunks(self.log_joint, x, z)
 
-    @torch.no_grad()
     def nll(self, x: Any, z: Tensor) -> Tensor:
         """-log p(x|z) in nats, a number a row."""
+        return -self.by_chunks(self.generator.log_prob, x, z)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def by_chunks(self, number: Callable[[Tensor, Tensor], Tensor], x: Any, z: Tensor) -> Tensor:
+        """number(x, z) of every row, so many at a time on the model's device; the answer is on the CPU."""
         pairs = zip(self.as_input(x).split(CHUNK), z.split(CHUNK), strict=True)
-        return torch.cat([-self.generator.log_prob(self.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])  # type: ignore[operator]
+        return torch.cat([number(self.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])
 
     def trim(self, x: Tensor) -> Tensor:
         """Rows without what they have in common and no computation needs: the padding of sentences."""

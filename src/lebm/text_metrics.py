@@ -167,7 +167,7 @@ def _path(ev: Evaluation) -> Any:
     if ev.cache is None:
         return None
     valid = "" if ev.splits.validation is None else content_hash(ev.splits.validation)
-    key = [content_hash(ev.splits.train), valid, ev.model.text().words().words, dataclasses.asdict(RECIPE), SEED]
+    key = [ev.content or content_hash(ev.splits.train), valid, ev.model.text().words().words, dataclasses.asdict(RECIPE), SEED]
     return ev.cache / f"language-model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
 
 

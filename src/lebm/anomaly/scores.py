@@ -38,13 +38,12 @@ def chains(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
 
 def error(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
     """What the generator cannot explain: -log p(x|z) at the inferred z."""
-    z = infer(model, x, seed)
-    return -by_chunks(model.generator.log_prob, model, x, z)  # type: ignore[arg-type]
+    return model.nll(x, infer(model, x, seed))
 
 
 def prior(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
     """How far the inferred z lies from what was learned: -log p_alpha(z) - log Z."""
-    return -by_chunks(lambda _, z: model.prior.log_prob(z), model, x, infer(model, x, seed))
+    return -model.by_chunks(lambda _, z: model.prior.log_prob(z), x, infer(model, x, seed))
 
 
 def likelihood(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
@@ -61,14 +60,7 @@ def infer(model: LatentEBM, x: Tensor, seed: int) -> Tensor:
     if not isinstance(model.inference, Proposed):
         return model.infer(x, seed)
     x = model.as_input(x)
-    return torch.cat([model.inference.q(rows.to(model.device))[0].cpu() for rows in x.split(CHUNK)])
-
-
-@torch.no_grad()
-def by_chunks(number: Callable[[Tensor, Tensor], Tensor], model: LatentEBM, x: Tensor, z: Tensor) -> Tensor:
-    """number(x, z) of every row, so many at a time."""
-    pairs = zip(model.as_input(x).split(CHUNK), z.split(CHUNK), strict=True)
-    return torch.cat([number(a.to(model.device), b.to(model.device)).cpu() for a, b in pairs])
+    return torch.cat([model.inference.q(model.trim(rows).to(model.device))[0].cpu() for rows in x.split(CHUNK)])
 
 
 def misfit(model: LatentEBM, x: Tensor, z: Tensor) -> Tensor:
@@ -98,7 +90,7 @@ class Scorer:
     def statistics(self, x: Tensor) -> Tensor:
         """(rows, nz + 1): the inferred z, and the misfit there."""
         z = infer(self.model, x, self.seed)
-        rest = by_chunks(lambda rows, z: misfit(self.model, rows, z), self.model, x, z)
+        rest = self.model.by_chunks(lambda rows, z: misfit(self.model, rows, z), x, z)
         return torch.cat([z.double(), rest.double()[:, None]], 1)
 
     @property
@@ -114,11 +106,14 @@ class Scorer:
     def _density(self, statistics: Tensor) -> Mixture:
         return Mixture.fit(statistics.to(self.model.device), self.seed).to(torch.device("cpu"))
 
-    def of_fitted(self, normal: Tensor) -> Tensor:
-        """Scores of the rows that it was fitted to, as new rows like them would get: of `combined`, each by a density that has not seen it."""
-        if self.mixture is None or len(normal) < 2 * FOLDS:
+    def fit_scores(self, normal: Tensor) -> Tensor:
+        """Fit, and the scores of these rows as new rows like them would get: of `combined`, each by a density that has not seen it."""
+        if self.name != "combined":
             return self(normal)
         seen = self.statistics(normal)
+        self.mixture = self._density(seen)
+        if len(normal) < 2 * FOLDS:
+            return -self.mixture.log_prob(seen)
         fold = torch.randperm(len(seen), generator=stream(self.seed, "folds")) % FOLDS
         out = torch.empty(len(seen), dtype=torch.float64)
         for i in range(FOLDS):
