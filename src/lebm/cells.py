@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lebm.config import BASES, preset_names, resolve
+from lebm.config import BASES, flatten, preset_names, resolve
 from lebm.published import COLUMNS, PAPER_UPDATES
-from lebm.runs import FREE_ON_RESUME, flat
+from lebm.runs import FREE_ON_RESUME
 
 SIDE_BY_SIDE = "side-by-side"  # results.side_by_side
 LONG_RUN = "long_run_ratio"  # the metric that tells a long-run test from an evaluation
@@ -121,7 +121,7 @@ def unlike(result: Mapping[str, Any]) -> str:
         if not used
     ]
     unused = tuple(f"{part}." for part in idle) + tuple(f"learning.{part}_rate" for part in idle)
-    was, now = flat(config), flat(resolve(name).to_dict())
+    was, now = flatten(config), flatten(resolve(name).to_dict())
     changed = [f"{k} {was[k]}" for k in now if k in was and was[k] != now[k] and k not in (*FREE_ON_RESUME, "seed") and not k.startswith(unused)]
     return f"; {', '.join(changed)}" if changed else ""
 

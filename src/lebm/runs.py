@@ -15,7 +15,7 @@ except ImportError:  # not a Unix system
     fcntl = None  # type: ignore[assignment]
 
 from lebm import checkpoint
-from lebm.config import Config, merge, resolve
+from lebm.config import Config, flatten, merge, resolve
 from lebm.errors import CheckpointError
 
 # What may change when a run goes on: its name, how long, how often it speaks, and which code computes the same numbers.
@@ -111,7 +111,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _continued(old: Config, new: Config, path: Path) -> Config:
-    a, b = flat(old.to_dict()), flat(new.to_dict())
+    a, b = flatten(old.to_dict()), flatten(new.to_dict())
     changed = [k for k in a if a[k] != b[k] and k not in FREE_ON_RESUME]
     if changed:
         k = changed[0]
@@ -120,11 +120,3 @@ def _continued(old: Config, new: Config, path: Path) -> Config:
             "or choose another --run"
         )
     return resolve(merge(old.to_dict(), new.to_dict()))
-
-
-def flat(values: dict, where: str = "") -> dict:
-    """Nested mappings with dotted keys instead."""
-    out = {}
-    for k, v in values.items():
-        out.update(flat(v, f"{where}{k}.") if isinstance(v, dict) else {where + k: v})
-    return out

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lebm import checkpoint, fast, health
-from lebm.config import Config, resolve
+from lebm.config import Config, flatten, resolve
 from lebm.data import Batches, SentenceBatches, VariedBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted
@@ -27,7 +27,7 @@ from lebm.learn import Step, describe, reference_step
 from lebm.log import Log, progress_bar
 from lebm.model import LatentEBM, load
 from lebm.prior import REFIT
-from lebm.runs import Run, check_run, flat, started
+from lebm.runs import Run, check_run, started
 from lebm.state import TrainingState
 from lebm.words import from_sentences
 
@@ -130,7 +130,7 @@ def take_over(model: LatentEBM, source: str) -> list[str]:
         old = load(source, model.device)
     except CheckpointError as e:
         raise CheckpointError(f"training.start_from is {source}: {e}") from None
-    mine, its = (flat({"nz": c.nz, "generator": c.to_dict()["generator"]}) for c in (model.config, old.config))
+    mine, its = (flatten({"nz": c.nz, "generator": c.to_dict()["generator"]}) for c in (model.config, old.config))
     if mine["generator.kind"] != its["generator.kind"]:
         raise ConfigError(
             f"training.start_from is {source}, a model of kind {its['generator.kind']}; this run learns one of kind {mine['generator.kind']}"

@@ -74,6 +74,14 @@ def expand(values: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}; what is not a mapping has no entries."""
+    out: dict[str, Any] = {}
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        out.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return out
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings laid over each other; what is not a mapping is replaced whole, and so is a generator of another kind."""
     out = dict(base)

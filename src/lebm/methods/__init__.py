@@ -37,7 +37,9 @@ def follow(q: Proposal, e: Tensor, z: Tensor, score: Score, x: Tensor | None) ->
     """KL(q || target) up to its constant: its gradient is that of log q(z) - z.score(z) along z = z(e). No density is needed,
     so log Z is not either."""
     z, log_q = q.draw(e, x)
-    return (log_q - (score(z.detach()).detach() * z).sum(-1)).mean()
+    with torch.no_grad():
+        slope = score(z.detach())
+    return (log_q - (slope * z).sum(-1)).mean()
 
 
 def imitate(q: Proposal, e: Tensor, z: Tensor, score: Score, x: Tensor | None) -> Tensor:

@@ -75,7 +75,7 @@ class ImageNet(nn.Module):
         self.head = nn.Linear(widths[-1] * side**2, 2 * config.nz)
         for layer in self.layers:
             nn.init.kaiming_normal_(layer.weight, self.leak)  # type: ignore[arg-type]
-        _quiet(self.head, config.nz)
+        _quiet(self.head)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -102,7 +102,7 @@ class TextNet(nn.Module):
         self.embed = nn.Embedding(g.vocabulary, g.embedding)
         self.there, self.back = (nn.GRU(g.embedding, width, batch_first=True) for _ in range(2))
         self.head = nn.Linear(2 * width, 2 * config.nz)
-        _quiet(self.head, config.nz)
+        _quiet(self.head)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.long()
@@ -123,7 +123,7 @@ class FlatNet(nn.Module):
         super().__init__()
         sizes = [size] + [width] * depth + [2 * nz]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        _quiet(self.layers[-1], nz)
+        _quiet(self.layers[-1])
 
     def forward(self, x: Tensor) -> Tensor:
         *hidden, last = self.layers
@@ -138,7 +138,7 @@ class FlatNet(nn.Module):
         return last(x)
 
 
-def _quiet(head: Any, nz: int) -> None:
+def _quiet(head: Any) -> None:
     """Starts near N(0, I), where the paper's chains start."""
     nn.init.xavier_normal_(head.weight, 0.1)
     nn.init.zeros_(head.bias)

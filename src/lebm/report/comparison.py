@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lebm import figures
+from lebm.config import flatten
 from lebm.report.charts import Series, lines
-from lebm.report.folder import Folder, flatten
+from lebm.report.folder import Folder
 from lebm.report.sections import METRICS, last_step, note, panel_chart, picture, section, short, text
 from lebm.report.ways import sampled
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lebm import figures
-from lebm.config import BASES
+from lebm.config import BASES, flatten
 from lebm.errors import CheckpointError
 
 SENTENCES = "sentences.json"  # what a text model says, written by an evaluation
@@ -98,14 +98,6 @@ def read(path: Path) -> Folder:
         _analysis(path / "analysis.json"),
         _analysis(path / SENTENCES),
     )
-
-
-def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}; what is not a mapping has no entries."""
-    out: dict[str, Any] = {}
-    for key, value in values.items() if isinstance(values, Mapping) else ():
-        out.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return out
 
 
 def data_uri(data: bytes, mime: str) -> str:

@@ -9,8 +9,9 @@ from html import escape
 from typing import Any
 
 from lebm import figures, published, tables
+from lebm.config import flatten
 from lebm.report.charts import Series, lines
-from lebm.report.folder import Folder, flatten
+from lebm.report.folder import Folder
 from lebm.report.ways import inferred, is_gaussian, model_sentence, other_way, sampled, way_of
 
 # metric -> what a reader calls it, and what it says
