@@ -51,6 +51,25 @@ def test_the_encoder_descends_the_variational_bound():
     assert all(p.grad is None for net in (model.prior, model.generator) for p in net.parameters())
 
 
+def test_an_encoder_alone_over_a_gaussian_prior_is_a_vae():
+    """Both networks then move by the gradient of E[log p(x|z) + log N(z; 0, I) - log q(z|x)] at the reparametrised z, and by nothing else."""
+    model, x = tiny("draw.posterior=amortised", "prior.kind=gaussian"), images()
+    before, learning = copy.deepcopy(model), Learning(generator_rate=0, encoder_rate=0)
+    learn_step(model, x, make_optimizer(model, learning), model.config.chains, learning, rng())
+    noise = rng()
+    before.prior.draw_base(10, noise)
+    mean, log_std = before.inference.q(x)
+    e = before.prior.draw_base(10, noise)
+    z = mean + log_std.exp() * e
+    bound = before.generator.log_prob(x, z) + log_normal(z) - (log_normal(e) - log_std.sum(1))
+    (-bound.mean()).backward()
+    for mine, its in ((model.inference.q, before.inference.q), (model.generator, before.generator)):
+        for p, q in zip(mine.parameters(), its.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-10)
+        assert sum(float(q.grad.square().sum()) for q in its.parameters()) > 1e-4
+    assert not list(model.prior.parameters())
+
+
 def test_the_flow_descends_its_divergence_from_the_prior():
     """Delta in psi: -KL(q_psi || p_alpha) is maximised, that is E[log q_psi - f - log N] descended; alpha is left alone."""
     model, e = tiny("draw.prior=flow"), normal(10, 4, seed=1)
