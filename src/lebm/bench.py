@@ -179,7 +179,7 @@ def flops(config: Config, rows: int) -> float:
     energy = 0.0 if p.kind == "gaussian" else 2.0 * (config.nz * p.width + (p.depth - 1) * p.width**2 + p.width)
     k0, k1 = config.chains.prior.steps, config.chains.posterior.steps
     out = 2 * k0 * energy + k1 * (2 * forward + 2 * energy) + 3 * forward + 6 * energy
-    if config.draw.posterior != "langevin" and config.generator.kind == "image":
+    if config.draw.encoder and config.generator.kind == "image":
         with torch.device("meta"):
             out += 4 * ImageNet(config).flops(1)  # a proposal, and a lesson: forward, and twice that back
         if config.encoder.teach == "follow" or config.draw.posterior == "amortised":

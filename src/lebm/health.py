@@ -49,7 +49,7 @@ BESIDES = {
 
 def advice(about: str, config: Config, chains: Chains) -> str:
     """A part of a sentence that names only chains and networks which this run has."""
-    flow, encoder = config.draw.prior in ("flow", "warm"), config.draw.posterior != "langevin"
+    flow, encoder = config.draw.flow, config.draw.encoder
     if about == "z_neg" and not (flow or chains.prior.steps):
         about = "z_pos"  # draws of p_0 run away where the posterior draws do to which it is fitted
     there = {

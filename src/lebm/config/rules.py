@@ -118,7 +118,7 @@ def _prior_weights(c: Config) -> int:
 def _encoder_weights(c: Config) -> int:
     """About how many the encoder of lebm.methods.encoder has, where one is asked for."""
     g, width = c.generator, c.encoder.width
-    if c.draw.posterior == "langevin":
+    if not c.draw.encoder:
         return 0
     if isinstance(g, Generator):
         widths = [w * width for w in g.widths or default_widths(hidden_layers(g))]
@@ -130,7 +130,7 @@ def _encoder_weights(c: Config) -> int:
 
 def _flow_weights(c: Config) -> int:
     """The same of lebm.methods.flow."""
-    if c.draw.prior not in ("flow", "warm"):
+    if not c.draw.flow:
         return 0
     return c.flow.layers * c.flow.width * (c.nz + c.flow.width + c.nz * (3 * c.flow.bins - 1))
 

@@ -34,6 +34,15 @@ class Draw:
     chains: int = 10_000  # prior: persistent keeps so many
     refresh: float = 0.01  # and starts each anew from N(0, I) once in 1/refresh visits; 0: never
 
+    @property
+    def encoder(self) -> bool:
+        """Whether the run has one."""
+        return self.posterior in ("amortised", "warm")
+
+    @property
+    def flow(self) -> bool:
+        return self.prior in ("flow", "warm")
+
 
 @dataclass(frozen=True)
 class Encoder:
