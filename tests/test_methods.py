@@ -338,7 +338,7 @@ def test_a_flow_without_zuko_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize("preset", [p for p in preset_names() if resolve(p).generator.kind == "image"])
 def test_an_image_encoder_mirrors_every_generator(preset):
     config = resolve(preset, ["generator.ngf=1", "encoder.width=1", "generator.channels=1"])
-    q = GaussianEncoder(ImageNet(config))
+    q = GaussianEncoder(ImageNet(config), config.nz)
     g = config.generator
     mean, log_std = q(torch.zeros(2, 1, g.size, g.size))
     assert mean.shape == log_std.shape == (2, config.nz)
@@ -347,7 +347,7 @@ def test_an_image_encoder_mirrors_every_generator(preset):
 
 
 def test_encoder_density_is_a_normal_one():
-    q, x, e = GaussianEncoder(FlatNet(6, 3, 8, 2)).double(), normal(5, 6), normal(5, 3, seed=1)
+    q, x, e = GaussianEncoder(FlatNet(6, 3, 8, 2), 3).double(), normal(5, 6), normal(5, 3, seed=1)
     with torch.no_grad():
         q.net.layers[-1].weight.normal_(generator=rng(2))
     (mean, log_std), (z, log_q) = q(x), q.draw(e, x)
@@ -484,7 +484,7 @@ def test_configs_that_cannot_be():
             resolve("digits", [*TINY, *settings])
     config = resolve("digits", ["draw.posterior=amortised", "draw.prior=flow"])
     assert (config.chains.posterior.steps, config.chains.prior.steps) == (0, 0)
-    for way in ("draw.posterior=langevin", "draw.prior=langevin"):  # as a saved run is changed, whose chains have no steps
+    for way in ("draw.posterior=langevin", "draw.posterior=warm", "draw.prior=langevin"):  # as a saved run is changed, whose chains have no steps
         with pytest.raises(ConfigError, match=r"steps is 0; it must be above 0"):
             resolve(config.to_dict(), [way])
 
@@ -511,7 +511,11 @@ def test_the_log_shows_the_networks_and_a_healthy_run_has_no_warnings():
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"q_spread_pos": 0.001}, "the encoder has collapsed"), ({"q_spread_pos": 0.5, "q_spread_neg": 0.05}, "the flow has collapsed")],
+    [
+        ({"q_spread_pos": 0.001}, "the encoder has collapsed"),
+        ({"q_spread_pos": 0.07, "q_std_pos": 1.0}, "the encoder has collapsed"),
+        ({"q_spread_pos": 0.5, "q_spread_neg": 0.05}, "the flow has collapsed"),
+    ],
 )
 def test_a_collapsed_network_is_reported_in_words(values, words):
     (said,) = frozen(row(**values), Chains(Chain(0, 0.4), Chain(0, 0.1)), 10)

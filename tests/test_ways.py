@@ -72,7 +72,9 @@ def test_a_generator_of_your_own_gets_an_encoder_for_its_shape(tmp_path):
     [
         ({"shape": (63,)}, "a row of the data has 3 values, and the generator says 63"),
         ({"shape": 3}, "says that its shape is 3; it must be that of a row of x"),
-        ({"make_encoder": lambda self, nz: torch.nn.Linear(3, nz)}, "the encoder makes .* it must make 2 x nz = 8 of each"),
+        ({"make_encoder": lambda self, nz: torch.nn.Linear(3, nz)}, r"the encoder makes numbers of shape \(20, 4\) .* 2 x nz = 8 of each"),
+        ({"make_encoder": lambda self, nz: torch.nn.Linear(3, 1)}, r"the encoder makes numbers of shape \(20, 1\)"),
+        ({"make_encoder": lambda self, nz: torch.nn.LSTM(3, 2 * nz)}, "the encoder makes a tuple of 20 rows; it must make one tensor"),
         ({"make_encoder": lambda self, nz: None}, r"make_encoder\(4\) of the generator Odd gave a NoneType"),
     ],
 )

@@ -22,21 +22,21 @@ LOWEST, HIGHEST = -7.0, 3.0  # of log std: keeps the likelihood of a refined z f
 class GaussianEncoder(nn.Module):
     """q(z|x) = N(mean(x), diag std(x)^2). Below it stands a network with 2 nz outputs: mean, then log std."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, nz: int) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.nz = net, nz
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log std."""
-        mean, log_std = self.net(x).chunk(2, -1)
+        made = self.net(x)
+        if not isinstance(made, Tensor) or made.shape != (len(x), 2 * self.nz):
+            what = f"numbers of shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+            raise DataError(f"the encoder makes {what} of {len(x)} rows; it must make one tensor, 2 x nz = {2 * self.nz} of each: mean, then log std")
+        mean, log_std = made.chunk(2, -1)
         return mean, _between(log_std)
 
     def draw(self, e: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self(x)
-        if mean.shape != e.shape or log_std.shape != e.shape:
-            raise DataError(
-                f"the encoder makes {tuple(self.net(x).shape)} numbers of {len(e)} rows; it must make 2 x nz = {2 * e.shape[-1]} of each: mean, then log std"
-            )
         e = e.to(mean.dtype)
         return mean + log_std.exp() * e, log_normal(e) - log_std.sum(-1)
 
@@ -45,9 +45,10 @@ class GaussianEncoder(nn.Module):
         return log_normal((z - mean) * (-log_std).exp()) - log_std.sum(-1)
 
     def describe(self, z0: Tensor, x: Tensor | None) -> dict[str, Tensor]:
-        """Of means, not of draws: an encoder that ignores x still spreads its draws."""
+        """Of means, not of draws: an encoder that ignores x still spreads its draws. Root mean square over coordinates, so that a few that
+        x moves are not lost among many that it leaves alone."""
         mean, log_std = self(x)
-        return {"q_spread": mean.std(0, correction=0).mean(), "q_std": log_std.exp().mean()}
+        return {"q_spread": mean.var(0, correction=0).mean().sqrt(), "q_std": log_std.exp().mean()}
 
 
 def _between(log_std: Tensor) -> Tensor:
@@ -152,14 +153,14 @@ def make_encoder(config: Config, generator: nn.Module, own: bool) -> GaussianEnc
     """For the generators of the package a network of their kind. A generator of your own may bring its own, `make_encoder(nz)`
     (a module from x to 2 nz numbers a row), or say the `shape` of a row of x and get an MLP."""
     if not own and config.generator.kind in ENCODERS:
-        return GaussianEncoder(ENCODERS[config.generator.kind](config))
+        return GaussianEncoder(ENCODERS[config.generator.kind](config), config.nz)
     make, shape = getattr(generator, "make_encoder", None), getattr(generator, "shape", None)
     name = type(generator).__name__
     if make is not None:
         net = make(config.nz)
         if not isinstance(net, nn.Module):
             raise ConfigError(f"make_encoder({config.nz}) of the generator {name} gave a {type(net).__name__}; it must give a torch.nn.Module")
-        return GaussianEncoder(net)
+        return GaussianEncoder(net, config.nz)
     if shape is None:
         raise ConfigError(
             f"draw.posterior is {config.draw.posterior}, which needs an encoder, and the generator {name} "
@@ -167,4 +168,4 @@ def make_encoder(config: Config, generator: nn.Module, own: bool) -> GaussianEnc
         )
     if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
         raise ConfigError(f"the generator {name} says that its shape is {shape!r}; it must be that of a row of x, such as (64,)")
-    return GaussianEncoder(FlatNet(math.prod(shape), config.nz, config.encoder.width, config.encoder.depth))
+    return GaussianEncoder(FlatNet(math.prod(shape), config.nz, config.encoder.width, config.encoder.depth), config.nz)
