@@ -264,6 +264,15 @@ def test_the_long_run_goes_on_from_the_runs_own_samples(drawn):
     assert f"after 30 steps from {STARTS[way]} " in words and ("K0 = 0" not in words)
 
 
+def test_the_long_run_is_equally_long_for_all_samples(drawn):
+    """More samples than kept chains would take further rounds, each longer than the one before."""
+    subject, way = drawn
+    kept = subject.model.drawing("prior").kept
+    assert (kept > 0) == (way == "persistent")
+    how = longrun.measure(subject, steps=30, samples=700)["protocol"]["long_run"]
+    assert how["samples"] == (kept or 700) and how["chain_steps"][1] == 30
+
+
 def test_what_was_found_from_p0_is_asked_again_where_the_run_starts_elsewhere(drawn):
     subject, way = drawn
     (subject.run / analysis.FILE).write_text(json.dumps({"chains": {"updates": subject.step}}))

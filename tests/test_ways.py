@@ -169,7 +169,7 @@ def test_the_report_of_a_run_names_its_ways(runs):
     page = (runs / "warm" / "report.html").read_text(encoding="utf-8")
     assert "an encoder proposes where posterior chains start and prior chains go on from update to update" in page
     assert "short Langevin chains teach both by maximum likelihood" in page
-    assert "the encoder proposes z, a chain of 2 steps refines it" in page and "a kept chain, continued, 3 steps" in page
+    assert "the encoder proposes z, a chain of 2 steps refines it" in page and "a kept chain, continued, 3 to 9 steps" in page
     evaluate(runs / "networks", ("mse",), limit=10, device="cpu")
     page = (runs / "networks" / "report.html").read_text(encoding="utf-8")
     assert "both are learned by maximum likelihood" in page and "short Langevin chains" not in page
@@ -285,6 +285,8 @@ def run(capsys, *words):
 def test_commands_take_the_runs_way_or_another(runs, tmp_path, capsys):
     code, said = run(capsys, "sample", runs / "warm", "-n", 4, "--out", tmp_path / "s.png")
     assert code == 0 and "z by persistent (a kept chain, continued, 3 steps)" in said
+    code, said = run(capsys, "sample", runs / "warm", "-n", 40, "--out", tmp_path / "s.npz")
+    assert code == 0 and "z by persistent (a kept chain, continued, 3 to 6 steps)" in said, "30 chains are kept"
     code, said = run(capsys, "sample", runs / "warm", "-n", 4, "--by", "langevin", "--out", tmp_path / "s.png")
     assert code == 0 and "z by langevin (a chain from N(0, I), 3 steps)" in said  # not the run's own
     code, said = run(capsys, "reconstruct", runs / "networks", "--input", tmp_path / "s.png", "--out", tmp_path / "r.npz")

@@ -229,7 +229,7 @@ def draw(run: Path, ev: Evaluation) -> None:
 def _draw_images(ev: Evaluation, folder: Path) -> None:
     model, prior, posterior = ev.model, ev.drawing("prior"), ev.drawing("posterior")
     x = model.sample(SHOWN, ev.seed, prior.chain.steps, by=prior.by)
-    figures.save(figures.grid(to_pixels(x), columns=8), folder / "samples.png", prior.protocol())
+    figures.save(figures.grid(to_pixels(x), columns=8), folder / "samples.png", prior.protocol(SHOWN))
     figures.save(figures.grid(to_pixels(model.sample(SHOWN, ev.seed, steps=0, by="langevin")), columns=8), folder / "samples-gaussian.png")
     originals = ev.test[: SHOWN // 2]
     x_hat = model.reconstruct(as_floats(originals), ev.seed, posterior.chain.steps, by=posterior.by)

@@ -214,6 +214,6 @@ def shown(ev: Evaluation) -> dict[str, Any]:
     return {
         "samples": g.to_text(model.sample_words(SHOWN, ev.seed, prior.chain.steps, by=prior.by)),
         "samples_gaussian": g.to_text(model.sample_words(SHOWN, ev.seed, 0, by="langevin")),
-        "drawn": {"samples": prior.protocol(), "reconstructions": posterior.protocol()},
+        "drawn": {"samples": prior.protocol(SHOWN), "reconstructions": posterior.protocol()},
         "reconstructions": [list(p) for p in zip(g.to_text(x), g.to_text(model.decode(z)), strict=True)],
     }

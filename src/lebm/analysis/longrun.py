@@ -28,7 +28,10 @@ WORST = 1.5  # the distance after a long run may be so many times that at K0
 def measure(
     subject: Subject, steps: int = LONG, samples: int = 10_000, metric: str | None = None, seed: int = 0, features: Features | None = None
 ) -> dict[str, Any]:
-    """The Fréchet distance to the training images after K0 steps and after `steps`, from as many samples, as a result."""
+    """The Fréchet distance to the training images after K0 steps and after `steps`, from as many samples, as a result.
+
+    Of kept chains there are as many samples as chains: further rounds of them would run longer than the others.
+    """
     check(subject, steps)
     started, model = time.monotonic(), subject.model
     metric = metric or default_metric(subject)
@@ -37,10 +40,11 @@ def measure(
     root = data_root(subject.data_dir)
     if metric == "fid" and features is None:
         features = inception(root, model.device)
+    k0, own = model.config.chains.prior.steps, model.drawing("prior")
+    samples = min(samples, own.kept or samples)
     ev = Evaluation(model, subject.splits, samples, seed, bar=subject.bar, features=features)
     ev.cache, ev.content = stats.cache_folder(root), stats.content_hash(ev.splits.train)
     after = fid_after if metric == "fid" else frechet_after
-    k0, own = model.config.chains.prior.steps, model.drawing("prior")
     short, long = after(ev, k0, own.by), after(ev, steps, GOES_ON.get(own.by, own.by))
     return results.result(
         experiment=f"{model.config.experiment}-long-run",

@@ -37,7 +37,7 @@ from lebm.errors import UserError
 from lebm.generators.image import ImageGenerator, as_floats, to_pixels
 from lebm.generators.text import check_decoding
 from lebm.log import progress_bar
-from lebm.methods.ways import ALONE
+from lebm.methods.ways import ALONE, steps_in_words
 from lebm.model import LatentEBM, load
 from lebm.training import HANDED_IN, pick_device
 
@@ -70,7 +70,7 @@ def sample(
         with progress_bar(console, "sampling") as update:
             lines = sentences.sample(model, n, seed, steps, update, by, temperature=temperature, top_p=top_p, beam=beam)
         _put_lines(lines, to)
-        say(f"{n} sentences{f' in {to}' if to else ''}{_drawn(model, 'prior', by, steps)}")
+        say(f"{n} sentences{f' in {to}' if to else ''}{_drawn(model, 'prior', by, steps, n)}")
         return
     if (temperature, top_p, beam) != (1.0, 1.0, 0):
         raise UserError("--temperature, --top-p and --beam are for models of text, and this is one of images; leave them out")
@@ -82,7 +82,7 @@ def sample(
         figures.save(figures.grid(to_pixels(x)), to)
     else:
         save_npz(to, x=x.numpy())
-    say(f"{n} samples in {to}{_drawn(model, 'prior', by, steps)}")
+    say(f"{n} samples in {to}{_drawn(model, 'prior', by, steps, n)}")
 
 
 @app.command()
@@ -289,12 +289,13 @@ def _normal_rows(model: LatentEBM, normal: list[Path] | None, data_dir: Path | N
     return as_floats(protocol.normal_rows(model.config, splits))
 
 
-def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None) -> str:
+def _drawn(model: LatentEBM, kind: str, by: str | None, steps: int | None, samples: int = 1) -> str:
     """How z was drawn, where the way, its steps or p_0 are not the paper's and the run's own."""
     d, own = model.drawing(kind, by, steps), model.drawing(kind)
     if d.by == own.by == "langevin" and d.chain == own.chain and d.base == "N(0, I)":
         return ""
-    how = f"{d.protocol()['z']}{'' if d.by in ALONE else f', {d.chain.steps} steps'}"
+    said = d.protocol(samples)
+    how = said["z"] if d.by in ALONE else f"{said['z']}, {steps_in_words(said['chain_steps'])}"
     return f"; z by {d.by} ({how})"
 
 

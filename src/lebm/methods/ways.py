@@ -56,17 +56,28 @@ class Drawing:
     chain: Chain
     base: str = "N(0, I)"  # where a chain starts that no network starts
 
+    @property
+    def kept(self) -> int:
+        """How many kept chains there are to go on with."""
+        return self.way.filled() if isinstance(self.way, Persistent) else 0
+
     def rounds(self, samples: int) -> int:
         """How often kept chains go on for so many samples: each further round of them runs once more as long."""
-        kept = self.way.filled() if isinstance(self.way, Persistent) else 0
-        return -(-samples // kept) if kept else 1
+        return -(-samples // self.kept) if self.kept else 1
 
     def protocol(self, samples: int = 1) -> dict[str, Any]:
         """What a number says about how its z came about."""
         z, steps, rounds = WAYS[self.kind][self.by], self.chain.steps, self.rounds(samples)
-        if isinstance(self.way, Persistent) and not self.way.filled():
+        if isinstance(self.way, Persistent) and not self.kept:
             z = WAYS[self.kind]["langevin"]  # a run without updates has kept nothing
         return {"by": self.by, "z": z.replace("N(0, I)", self.base), "chain_steps": [steps, rounds * steps] if rounds > 1 else steps}
+
+
+def steps_in_words(chain_steps: Any) -> str:
+    """What a protocol says of a chain's length: of kept chains that of the first round and of the last."""
+    if isinstance(chain_steps, list) and len(chain_steps) == 2:
+        return f"{chain_steps[0]} to {chain_steps[1]} steps"
+    return f"{chain_steps} step{'s' * (chain_steps != 1)}"
 
 
 def choose(kind: str, own: str, way: Fresh, chain: Chain, by: str | None, steps: int | None, base: str = "N(0, I)") -> Drawing:

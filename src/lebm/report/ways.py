@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from lebm.methods.ways import ALONE
+from lebm.methods.ways import ALONE, steps_in_words
 from lebm.report.folder import Folder
 
 STARTS = {
@@ -61,8 +61,7 @@ def inferred(drawn: Mapping[str, Any]) -> str:
 
 
 def _steps(drawn: Mapping[str, Any]) -> str:
-    n = drawn.get("chain_steps")
-    return f"{escape(str(n))} step{'s' * (n != 1)}"
+    return escape(steps_in_words(drawn.get("chain_steps")))
 
 
 def other_way(folder: Folder, metric: str, drawn: Mapping[str, Any]) -> str:
