@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import sys
 
@@ -194,6 +195,40 @@ def test_a_caption_tells_how_its_own_picture_was_drawn(runs, tmp_path):
     assert "Mean squared error a pixel <b>" in page and "Fréchet distance <b>" in page
     report.compare([folder, folder], tmp_path / "both.html")
     assert (tmp_path / "both.html").read_text(encoding="utf-8").count("<span>the flow alone</span>") == 2
+
+
+def test_runs_measured_by_different_ways_have_a_best_only_by_their_own(runs, tmp_path):
+    folders = [shutil.copytree(runs / name, tmp_path / name) for name in ("warm", "paper")]
+    options = {"limit": 10, "device": "cpu", "pictures": False}
+
+    def shown():
+        report.compare(folders, tmp_path / "both.html")
+        page = (tmp_path / "both.html").read_text(encoding="utf-8")
+        return re.search(r"<tr><th scope=\"row\">Reconstruction error<small>.*?</tr>", page)[0]
+
+    for folder in folders:
+        evaluate(folder, ("mse",), **options)
+    assert shown().count("<mark>") == 1 and "z by warm" in shown() and "z by langevin" in shown()
+    evaluate(folders[0], ("mse",), posterior_by="langevin", **options)
+    assert shown().count("<mark>") == 1 and "z by" not in shown()
+    evaluate(folders[0], ("mse",), posterior_by="amortised", **options)
+    assert "<mark>" not in shown() and "z by amortised" in shown() and "z by langevin" in shown()
+
+
+def test_an_evaluation_alone_says_where_chains_start(runs, tmp_path):
+    """The energy's figure is of the run's own chains, before any are drawn for the page."""
+    for name, start in (("warm", "The prior's samples are where it starts: the kept chains of learning"), ("paper", "has learned little beyond N(0, I)")):
+        folder = shutil.copytree(runs / name, tmp_path / name)
+        evaluate(folder, ("mse",), limit=10, device="cpu")
+        assert start in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_likelihood_says_what_its_weights_are_of(runs, rough_log_z):
+    """By its own proposal, whatever way another metric is asked to take."""
+    for name, words in (("warm", "100 steps from the encoder's proposals"), ("paper", "100 steps from N(0, I)")):
+        ev = Evaluation(lebm.load(runs / name), Splits(torch.zeros(20, 1, 8, 8), torch.zeros(4, 1, 8, 8)), limit=2)
+        METRICS["likelihood"](ev)
+        assert ev.protocol["proposal"] == f"Gaussians fitted to posterior chains of {words}" and "by" not in ev.protocol
 
 
 def test_a_time_says_where_the_fast_engine_does_not_run(runs, monkeypatch):

@@ -13,7 +13,7 @@ from lebm import statistics as stats
 from lebm.config import Chain
 from lebm.evaluation import LONG, Evaluation, Metric, Numbers
 from lebm.generators.image import as_floats, to_pixels
-from lebm.likelihood import bits_per_dimension, log_likelihood, log_z
+from lebm.likelihood import bits_per_dimension, log_likelihood, log_z, proposal_in_words
 from lebm.methods.ways import ALONE
 from lebm.metrics.fid import Moments, frechet_distance
 from lebm.metrics.inception import precision
@@ -174,6 +174,7 @@ def likelihood(ev: Evaluation) -> Numbers:
     dimensions = math.prod(rows.shape[1:])
     ev.protocol.update(
         images=f"the first {len(rows)}",
+        proposal=proposal_in_words(ev.model),
         estimate="annealed importance sampling, biased low in log Z: an estimate, no bound",
         temperatures=[z.temperatures, found.temperatures],
         walkers=[z.chains, found.particles],

@@ -25,6 +25,7 @@ from lebm.sampler import langevin
 Progress = Callable[[int, int], None]
 Density = Callable[[Tensor], tuple[Tensor, Tensor]]  # z -> log density up to a constant, a number a row, and its gradient
 CHUNK = 500  # walkers that share one random stream: fixed, so that no result depends on a batch size
+LEAST = 100  # steps of the chains behind a proposal
 ACCEPTED = 0.6  # share of moves that the pilot run steers to, near the best for such moves
 
 
@@ -97,14 +98,12 @@ def log_likelihood(
     """Importance-weighted log p(x) of every row, for any generator.
 
     The proposal is a Gaussian fitted to states of `particles` posterior chains, started where the run's own start (in the paper N(0, I)) and
-    run for `steps` (default 100 and at least K1), of which the second half counts. Its draws walk on to p(x, z) over `temperatures`; 1 weighs them as they are.
+    run for `steps` (default LEAST and at least K1), of which the second half counts. Its draws walk on to p(x, z) over `temperatures`; 1 weighs them as they are.
     Noise is shared between rows, so that a row's number does not depend on its neighbours.
     """
     if particles < 2 or temperatures < 1:
         raise DataError(f"log p(x) from {particles} particles over {temperatures} temperatures; give at least 2 particles and 1 temperature")
-    x = model.as_input(x)
-    chain = model.config.chains.posterior
-    chain = replace(chain, steps=max(100, chain.steps) if steps is None else steps, noise=1.0)
+    x, chain = model.as_input(x), proposal_chain(model, steps)
     batch = max(1, CHUNK // particles)
     values, ess = [], []
     for i in range(0, len(x), batch):
@@ -116,6 +115,17 @@ def log_likelihood(
         if progress:
             progress(i + len(rows), len(x))
     return LogLikelihood(torch.cat(values), torch.cat(ess), log_z, particles, temperatures)
+
+
+def proposal_chain(model: LatentEBM, steps: int | None = None) -> Chain:
+    chain = model.config.chains.posterior
+    return replace(chain, steps=max(LEAST, chain.steps) if steps is None else steps, noise=1.0)
+
+
+def proposal_in_words(model: LatentEBM) -> str:
+    """What the weights are of, whatever way was asked for elsewhere."""
+    start = "the encoder's proposals" if model.config.draw.encoder else "N(0, I)"
+    return f"Gaussians fitted to posterior chains of {proposal_chain(model).steps} steps from {start}"
 
 
 def bits_per_dimension(log_px: float, dimensions: int, levels: int = 256) -> float:

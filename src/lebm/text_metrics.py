@@ -20,7 +20,7 @@ from lebm import checkpoint, health
 from lebm.errors import CheckpointError, DataError
 from lebm.evaluation import Evaluation, Metric, Numbers
 from lebm.generators.text import TextGenerator
-from lebm.likelihood import log_likelihood, log_z
+from lebm.likelihood import log_likelihood, log_z, proposal_in_words
 from lebm.methods.ways import Drawing
 from lebm.metrics.language_model import LanguageModel, Recipe, fit
 from lebm.statistics import content_hash
@@ -76,7 +76,7 @@ def rppl(ev: Evaluation) -> Numbers:
 
 
 def nll(ev: Evaluation) -> Iterator[Numbers]:
-    """-log p(x|z) at z inferred as in learning and how much z tells; then, which takes longer, an estimate of -log p(x). Nats a sentence."""
+    """-log p(x|z) at an inferred z and how much z tells; then, which takes longer, an estimate of -log p(x). Nats a sentence."""
     model, (x, what) = ev.model, _real(ev)
     x = x[: ev.limit]
     drawing = ev.drawing("posterior")
@@ -97,6 +97,7 @@ def nll(ev: Evaluation) -> Iterator[Numbers]:
     with ev.bar("weighing posterior samples") as update:
         found = log_likelihood(model, rows, z, seed=ev.seed, progress=update)
     ev.protocol.update(
+        proposal=proposal_in_words(model),
         estimate=f"the first {len(rows)} of them; annealed importance sampling, biased low in log Z: an estimate, no bound",
         temperatures=[z.temperatures, found.temperatures],
         walkers=[z.chains, found.particles],

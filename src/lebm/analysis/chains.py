@@ -15,6 +15,7 @@ from lebm.config import BASES, Chain
 from lebm.errors import ConfigError
 from lebm.generators import TextGenerator
 from lebm.generators.image import to_pixels
+from lebm.methods.ways import STARTS
 from lebm.model import CHUNK, LatentEBM
 from lebm.rng import stream
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 WATCHED = 200  # chains behind the energy profile; the first of them are shown
 STEPS, EVERY, ROWS = 100, 10, 8
-# Where a run's own prior chains start, by draw.prior; those of langevin start from p_0
-STARTS = {"persistent": "the kept chains of learning", "flow": "the flow's draws", "warm": "the flow's proposals"}
 
 
 def start_of(model: LatentEBM) -> str:

@@ -77,7 +77,9 @@ def chains(
         if measured:
             summary = longrun.measure(subject, steps, samples or 10_000, metric, seed)
             if (drawn := summary["protocol"]["long_run"]["samples"]) < (samples or 10_000):
-                say(f"note: the distances are of {drawn} samples, as many as this run keeps chains: more of them would run for longer than the others")
+                say(
+                    f"note: the distances are of {drawn} samples, as many as this run keeps chains: more of them would run for longer than the others"
+                )
             subject.keep("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
             write_result(result, summary)
             print_metrics(summary)

@@ -27,6 +27,8 @@ WAYS = {
         "warm": "a chain from the flow's proposal",
     },
 }
+# Where a run's own prior chains start, by draw.prior; those of langevin start from p_0
+STARTS = {"persistent": "the kept chains of learning", "flow": "the flow's draws", "warm": "the flow's proposals"}
 ALONE = ("amortised", "flow")  # no chain
 TEACH = {"amortised": follow, "flow": follow, "warm": imitate}
 

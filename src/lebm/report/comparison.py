@@ -11,7 +11,7 @@ from lebm.report.folder import Folder
 from lebm.report.sections import METRICS, last_step, note, panel_chart, picture, section, short, text
 from lebm.report.ways import sampled
 
-LOWER_IS_BETTER = ("frechet", "fid", "mse", "mse_100", "bits_per_dim")
+LOWER_IS_BETTER = {"frechet": "prior", "fid": "prior", "mse": "posterior", "mse_100": "posterior", "bits_per_dim": ""}  # and which z it is of
 
 
 def body(folders: Sequence[Folder]) -> str:
@@ -43,7 +43,14 @@ def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
     keys = list(dict.fromkeys(key for f in folders for key in f.metrics if not key.endswith("_error")))
     one_set = len({f.setting("data.name") for f in folders}) == 1  # numbers on different data have no best
     rows = [_row("updates", "", [f.result.get("steps") or last_step(f) for f in folders], False)]
-    rows += [_row(*METRICS.get(key, (key, "")), [f.metrics.get(key) for f in folders], one_set and key in LOWER_IS_BETTER) for key in keys]
+    for key in keys:
+        there = [f for f in folders if key in f.metrics]
+        alike = len({f.measured_by(key) for f in there}) == 1
+        own = alike or all(f.measured_by(key) == (f.setting(f"draw.{LOWER_IS_BETTER.get(key)}") or "langevin") for f in there)
+        ways = [] if alike else [f.measured_by(key) if key in f.metrics else None for f in folders]
+        title, words = METRICS.get(key, (key, ""))
+        # By different ways there is a best only where each run took its own.
+        rows.append(_row(title, words, [f.metrics.get(key) for f in folders], one_set and own and key in LOWER_IS_BETTER, ways))
     verdicts = [f.part("diagnostics").get("verdict") for f in folders]
     if any(verdicts):
         rows.append(_row("chains", "steady, drifting, frozen or oversaturated", verdicts, False))
@@ -52,13 +59,13 @@ def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
     return section("summary", "Numbers", f'<div class="card scroll">{table}</div>')
 
 
-def _row(title: str, words: str, values: Sequence[object], lower: bool) -> str:
+def _row(title: str, words: str, values: Sequence[object], lower: bool, ways: Sequence[str | None] = ()) -> str:
+    """A number a run; with `ways` each says how its z was drawn."""
     found = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     best = min(found) if lower and len(found) > 1 else None
-    cells = "".join(
-        f'<td class="number">{"<mark>" if v == best and best is not None else ""}{text(v)}{"</mark>" if v == best and best is not None else ""}</td>'
-        for v in values
-    )
+    notes = [f"<small>z by {text(by)}</small>" if by else "" for by in ways] or [""] * len(values)
+    shown = [f"<mark>{text(v)}</mark>" if best is not None and v == best else text(v) for v in values]
+    cells = "".join(f'<td class="number">{v}{note}</td>' for v, note in zip(shown, notes, strict=True))
     return f'<tr><th scope="row">{text(title)}{f"<small>{words}</small>" if words else ""}</th>{cells}</tr>'
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from lebm.methods.ways import STARTS
 from lebm.report.charts import Series, lines, scatter
 from lebm.report.folder import Folder
 from lebm.report.sections import note, picture, section, short, text
@@ -37,8 +38,9 @@ def chains(folder: Folder) -> str:
 
 
 def start(folder: Folder, found: Mapping[str, Any]) -> str:
-    """Where the chains start: as what was found says, or p_0."""
-    return text(found.get("start", folder.base))
+    """Where the chains start: as what was found says (p_0, where that is older than the other ways), or where the run's own do."""
+    own = STARTS.get(str(folder.setting("draw.prior")), folder.base)
+    return text(found.get("start", folder.base) if found else own)
 
 
 def said(folder: Folder, found: Mapping[str, Any]) -> str:

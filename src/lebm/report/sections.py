@@ -32,7 +32,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "copied": ("Copied sentences", "share of the model's that stand word for word in the training text"),
     "rppl": ("RPPL", "perplexity of real sentences under a language model of the model's; lower is better"),
     "real_ppl": ("Perplexity of real sentences", "under the language model that judges FPPL"),
-    "nll_reconstruction": ("NLL, reconstruction", "-log p(x|z) in nats a test sentence, z inferred as in learning; lower is better"),
+    "nll_reconstruction": ("NLL, reconstruction", "-log p(x|z) in nats a test sentence, at an inferred z; lower is better"),
     "nll_estimate": ("NLL, an estimate", "-log p(x) in nats a test sentence, by importance sampling; no bound"),
     "active_units": ("Active units of z", "coordinates whose posterior mean varies with the sentence"),
     "z_information": ("What z tells, in nats", "about a sentence, were everything Gaussian"),
