@@ -603,6 +603,33 @@ def test_a_run_can_start_with_the_networks_of_another(tmp_path):
     assert same(old.generator, again.generator), "also where a script says resume before there is anything"
 
 
+def test_networks_go_on_under_another_lesson_and_another_memory(tmp_path):
+    """Neither shapes a network: an encoder that learned alone goes on with a chain."""
+    base = ["encoder.width=2", "prior.base=fitted"]
+    old = train(tiny(*base, "draw.posterior=amortised", "training.steps=2"), run=tmp_path / "old")
+    after = [*base, "draw.posterior=warm", "encoder.teach=follow", "prior.memory=50", "training.steps=0", f"training.start_from={tmp_path / 'old'}"]
+    new = train(tiny(*after), run=tmp_path / "new")
+    assert same(old.inference, new.inference) and same(old.prior, new.prior)
+    assert not [row for row in strict_rows(tmp_path / "new") if "warning" in row]
+    wider = train(tiny(*after, "encoder.width=3"), run=tmp_path / "wider")
+    assert same(old.prior, wider.prior) and wider.inference.q.net.layers[0].weight.shape != old.inference.q.net.layers[0].weight.shape
+    (row,) = [row for row in strict_rows(tmp_path / "wider") if "warning" in row]
+    assert row["step"] == 0 and row["warning"].endswith("old, and so begun anew: encoder"), "also where nobody reads the console"
+
+
+def test_a_generator_of_ones_own_starts_from_its_own_run(tmp_path):
+    class Line(nn.Linear):
+        decode = nn.Linear.forward
+
+        def log_prob(self, x, z):
+            return -(x - self.decode(z)).square().sum(1)
+
+    x = torch.randn(40, 3)
+    old = train(tiny("training.steps=2"), x, Line(16, 3), run=tmp_path / "old")
+    new = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}"), x, Line(16, 3))
+    assert same(old, new)
+
+
 def test_kept_chains_stay_with_their_run(tmp_path):
     """They are of another p_0 and energy: those of the new run start from noise."""
     way = ["draw.prior=persistent", "draw.chains=8", "training.batch=4"]

@@ -217,7 +217,10 @@ def test_runs_measured_by_different_ways_have_a_best_only_by_their_own(runs, tmp
 
 def test_an_evaluation_alone_says_where_chains_start(runs, tmp_path):
     """The energy's figure is of the run's own chains, before any are drawn for the page."""
-    for name, start in (("warm", "The prior's samples are where it starts: the kept chains of learning"), ("paper", "has learned little beyond N(0, I)")):
+    for name, start in (
+        ("warm", "The prior's samples are where it starts: the kept chains of learning"),
+        ("paper", "has learned little beyond N(0, I)"),
+    ):
         folder = shutil.copytree(runs / name, tmp_path / name)
         evaluate(folder, ("mse",), limit=10, device="cpu")
         assert start in (folder / "report.html").read_text(encoding="utf-8")

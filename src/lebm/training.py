@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shlex
 import signal
@@ -65,20 +66,21 @@ def train(
     elif resume:
         raise CheckpointError("resume needs the run folder to go on with; give run=...")
     net = _build(config, model).to(where)
-    rows = _rows(config, net, data, data_dir, console)
+    rows, new = _rows(config, net, data, data_dir, console), []
     if config.training.start_from and not (folder and checkpoint.steps(folder.checkpoints)):
         if isinstance(model, LatentEBM):
             raise ConfigError(f"training.start_from is {config.training.start_from} and a model was handed in; give one of the two")
         new = take_over(net, config.training.start_from)
-        if new and console:
-            console.print(f"note: not like those of {config.training.start_from}, and so begun anew: {', '.join(new)}", soft_wrap=True, markup=False)
     state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
     batches = make_batches(config, rows, where)
     with started(folder) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
         if folder is not None:
             state.resume_from(folder)
             folder.put(config)
-        Loop(state, batches, folder, max_seconds, console, data_dir, watch).run()
+        loop = Loop(state, batches, folder, max_seconds, console, data_dir, watch)
+        if new:
+            loop.warn(f"not like those of {config.training.start_from}, and so begun anew: {', '.join(new)}")
+        loop.run()
     return state.exported().eval()
 
 
@@ -127,7 +129,7 @@ def take_over(model: LatentEBM, source: str) -> list[str]:
     """Start with the networks of another run: its generator, and of the others those that are configured alike; a flow with its prior only,
     on whose u it lives. Returns the names of those that begin anew."""
     try:
-        old = load(source, model.device)
+        old = load(source, model.device, copy.deepcopy(model.generator) if model.own_generator else None)
     except CheckpointError as e:
         raise CheckpointError(f"training.start_from is {source}: {e}") from None
     mine, its = (flatten({"nz": c.nz, "generator": c.to_dict()["generator"]}) for c in (model.config, old.config))
@@ -144,12 +146,17 @@ def take_over(model: LatentEBM, source: str) -> list[str]:
     sections = {"generator": (), "prior": ("prior",), "encoder": ("encoder",), "flow": ("prior", "flow")}
     theirs, new = old.networks(), []
     for name, ours in model.networks().items():
-        same = name in theirs and all(getattr(model.config, k) == getattr(old.config, k) for k in sections[name])
+        same = name in theirs and all(_shaping(model.config, k) == _shaping(old.config, k) for k in sections[name])
         if same and shapes(ours) == shapes(theirs[name]):
             ours.load_state_dict(theirs[name].state_dict())
         else:
             new.append(name)
     return new
+
+
+def _shaping(config: Config, section: str) -> dict[str, Any]:
+    """What a section says of its network, not of how it is to learn."""
+    return {k: v for k, v in config.to_dict()[section].items() if k not in ("teach", "memory")}
 
 
 def shapes(net: nn.Module) -> dict[str, torch.Size]:
@@ -226,7 +233,7 @@ class Loop:
 
     def _steps(self, stop: dict[str, int], update: Callable[..., None]) -> int:
         state, config = self.state, self.config
-        engine: Any = choose_engine(state, self.batches(state.step), self._warn)
+        engine: Any = choose_engine(state, self.batches(state.step), self.warn)
         seen: Any = None
         first, alone = state.step, state.config.draw.alone
         if alone >= config.steps > first:
@@ -238,7 +245,7 @@ class Loop:
         while state.step < config.steps:
             if state.step == alone > first:
                 engine = seen = None  # and their graph's memory, before the next one takes some
-                engine = choose_engine(state, self.batches(state.step), self._warn)  # from here on a chain refines
+                engine = choose_engine(state, self.batches(state.step), self.warn)  # from here on a chain refines
             rows = self.batches(state.step)
             epoch = self.batches.epoch(state.step)
             state.set_rates(epoch)
@@ -289,9 +296,10 @@ class Loop:
             key = warning.split(":")[0]
             if key not in self.warned:
                 self.warned.add(key)
-                self._warn(warning)
+                self.warn(warning)
 
-    def _warn(self, words: str) -> None:
+    def warn(self, words: str) -> None:
+        """On the screen, and in the log, where the report finds it."""
         if self.log:
             self.log.row({"step": self.state.step, "warning": words})
         self._say(f"warning at step {self.state.step}: {words}")
