@@ -413,6 +413,7 @@ def test_seeds_that_were_measured_differently_have_no_mean(run, tmp_path):
         measured(folder, "fid", samples=samples)
     with pytest.raises(ConfigError, match="fid measured with samples = 40 and 60; measure it alike first: --metrics fid"):
         evaluate_all([run, other], ("mse",), device="cpu", pictures=False)
+    assert "mse" not in json.loads((run / "metrics.json").read_text())["metrics"], "refused before the work"
     measured(other, "fid", samples=40)
     assert "fid_spread" in evaluate_all([run, other], ("mse",), device="cpu", pictures=False)["metrics"]
 

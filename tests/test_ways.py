@@ -251,7 +251,7 @@ def test_ways_that_a_run_does_not_have_are_refused_before_the_work(runs):
             evaluate(runs / "warm", ("mse",), device="cpu", **options)
 
 
-def test_side_by_side_is_one_result_and_a_table(runs, tmp_path):
+def test_side_by_side_is_one_result_and_a_table(runs, tmp_path, monkeypatch):
     summary = evaluate_all([runs / n for n in MODES], ("frechet", "mse"), True, samples=40, limit=20, device="cpu", pictures=False)
     results.write(tmp_path / "results" / "modes.json", summary)
     found = documents.read_results(tmp_path / "results")
@@ -264,6 +264,9 @@ def test_side_by_side_is_one_result_and_a_table(runs, tmp_path):
         evaluate_all([runs / "warm", runs / "warm"], ("mse",), True)
     with pytest.raises(ConfigError, match="not one experiment"):
         evaluate_all([runs / "warm", runs / "paper"], ("mse",))
+    monkeypatch.setattr("lebm.evaluate.evaluate", lambda *a, **k: pytest.fail("refused before the work"))
+    with pytest.raises(DataError, match="has no encoder"):
+        evaluate_all([runs / "warm", runs / "paper"], ("mse",), True, posterior_by="amortised")
 
 
 def test_table_1_shows_the_error_of_a_runs_own_inference():

@@ -178,13 +178,38 @@ def evaluate_all(runs: list[Path], metrics: tuple[str, ...] | None = None, besid
 
     `beside` sets different experiments on one data set side by side instead: numbers, protocol and config by experiment.
     """
-    if beside:
-        results.check_different([load(run).config.to_dict() for run in runs])
-        return results.side_by_side([evaluate(run, metrics, **options) for run in runs])
-    if len(runs) > 1:  # before the work rather than after it
-        results.check_one_experiment([load(run).config.to_dict() for run in runs])
+    if len(runs) > 1:
+        _refuse_early(runs, metrics, beside, options)
     summaries = [evaluate(run, metrics, **options) for run in runs]
+    if beside:
+        return results.side_by_side(summaries)
     return summaries[0] if len(runs) == 1 else results.mean(summaries)
+
+
+def _refuse_early(runs: list[Path], metrics: tuple[str, ...] | None, beside: bool, options: dict[str, Any]) -> None:
+    """What does not go together is said before the work rather than after it."""
+    configs, kept = [], []
+    for run in runs:
+        model = load(run)
+        for kind in ("prior", "posterior"):
+            drawing(model, kind, options.get(f"{kind}_by"))
+        configs.append(model.config.to_dict())
+        kept.append(_kept(run, model, metrics))
+    if beside:
+        results.check_different(configs)
+    else:
+        results.check_one_experiment(configs)
+        results.check_one_protocol(kept)
+
+
+def _kept(run: Path, model: LatentEBM, metrics: tuple[str, ...] | None) -> dict[str, Any]:
+    """How metrics.json says that those were measured which are not measured anew."""
+    try:
+        old = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+        same = old["config"] == model.config.to_dict() and old["steps"] == model.step
+        return {k: v for k, v in old["protocol"].items() if k not in metrics} if same and metrics else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 BY_KIND: dict[str, dict[str, Metric]] = {"image": image_metrics.METRICS, "text": text_metrics.METRICS}

@@ -42,7 +42,7 @@ def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     if len(set(steps)) > 1:
         raise ConfigError(f"these runs are at {', '.join(map(str, steps))} updates; a mean is taken over runs of one length")
     _check_one_data(summaries)
-    _check_one_protocol([s["protocol"] for s in summaries])
+    check_one_protocol([s["protocol"] for s in summaries])
     metrics: dict[str, float] = {}
     for name in first["metrics"]:
         values = [s["metrics"].get(name) for s in summaries]
@@ -67,7 +67,7 @@ def _check_one_data(summaries: list[dict[str, Any]]) -> None:
         raise ConfigError("these runs were measured on different data (data.sha256); numbers go together only where the data are the same")
 
 
-def _check_one_protocol(protocols: list[dict[str, Any]]) -> None:
+def check_one_protocol(protocols: list[dict[str, Any]]) -> None:
     """What a metrics.json has kept from before may have been measured otherwise."""
     for name, first in protocols[0].items():
         for other in (p[name] for p in protocols[1:] if name in p and isinstance(first, dict)):
