@@ -296,12 +296,23 @@ def test_inference_is_timed_against_chains_of_equal_error(monkeypatch):
             return z.sqrt()
 
     monkeypatch.setattr(speed, "FIRST", 5)
+    monkeypatch.setattr(speed, "CALLS", 3)
+    clock = iter(
+        [0, 9, 10, 12, 20, 21] + [t for k in range(4) for t in (30, 30 + k / 8, 40, 40 + k / 8, 50, 50 + k / 8)]
+    )  # 9, 2 and 1 s for the encoder
+    monkeypatch.setattr(speed, "ENOUGH", 99.0)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(clock))
     numbers, how = speed.inference(Known(), torch.zeros(4, 1), 0, None, None, lambda *_: None)
-    assert calls == [(None, None), (None, None), ("langevin", 4), ("langevin", 8), ("langevin", 16), ("langevin", 32)]
+    assert calls == [(None, None)] * 4 + [("langevin", k) for k in (4, 8, 16, 32) for _ in range(3)]
+    assert numbers["infer_ms"] == 2000 / 4 and numbers["infer_chains_ms"] == 375 / 4, "medians, for each of four images"
     assert how["mse"] == pytest.approx(0.5) and how["chains_mse"] == pytest.approx(10 / 32) and how["by"] == "amortised"
     assert numbers["infer_ratio"] == pytest.approx(numbers["infer_chains_ms"] / numbers["infer_ms"])
     monkeypatch.setattr(speed, "MOST", 8)
+    monkeypatch.setattr(speed.time, "perf_counter", iter(range(1000)).__next__)
+    monkeypatch.setattr(speed, "ENOUGH", 1.0)  # a call takes a second: it is not made again
+    calls.clear()
     assert "still a larger error" in speed.inference(Known(), torch.zeros(4, 1), 0, None, None, lambda *_: None)[1]["chains"]
+    assert calls == [(None, None)] * 2 + [("langevin", 4), ("langevin", 8)]
 
 
 def test_speed_of_a_run(runs):
