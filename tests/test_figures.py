@@ -141,10 +141,11 @@ def test_energy_profile_refuses_other_shapes():
 
 
 def test_curves_show_every_key_that_is_there():
-    figure = figures.training_curves([row | {"z_sq_pos": 1.0, "z_sq_neg": 1.1, "nll_word": 2.0, "z_gain": 1.0} for row in ROWS])
-    assert len(figure.axes) == len(figures.PANELS) == 8
-    assert {"gap", "f_pos", "f_neg", "mse", "prior", "generator", "posterior"} <= labels(figure)
-    assert [ax.get_yscale() for ax in figure.axes] == ["linear"] * 5 + ["log"] + ["linear"] * 2
+    more = {"z_sq_pos": 1.0, "z_sq_neg": 1.1, "nll_word": 2.0, "z_gain": 1.0, "grad_encoder": 3.0, "grad_flow": 4.0, "q_spread_pos": 1.0}
+    figure = figures.training_curves([row | more for row in ROWS])
+    assert len(figure.axes) == len(figures.PANELS) == 9
+    assert {"gap", "f_pos", "f_neg", "mse", "prior", "generator", "encoder", "flow", "posterior", "encoder's means"} <= labels(figure)
+    assert [ax.get_yscale() for ax in figure.axes] == ["linear"] * 5 + ["log"] + ["linear"] * 3
 
 
 def test_curves_from_partial_rows_leave_out_what_is_missing():

@@ -137,7 +137,22 @@ PANELS: tuple[Panel, ...] = (
     Panel("reconstruction error", (("mse", "mse", GREEN),), unit="squared error a pixel"),
     Panel("nats a word", (("nll_word", "-log p(x|z)", GREEN),), unit="nats a word"),
     Panel("what z explains", (("z_gain", "nats lost by another z", PURPLE),), zero=True, unit="nats a sentence"),
-    Panel("gradient norm", (("grad_prior", "prior", VERMILION), ("grad_generator", "generator", GREEN)), log=True, unit="norm"),
+    Panel(
+        "gradient norm",
+        (
+            ("grad_prior", "prior", VERMILION),
+            ("grad_generator", "generator", GREEN),
+            ("grad_encoder", "encoder", BLUE),
+            ("grad_flow", "flow", PURPLE),
+        ),
+        log=True,
+        unit="norm",
+    ),
+    Panel(
+        "spread of proposals",
+        (("q_spread_pos", "encoder's means", BLUE), ("q_std_pos", "encoder's draws of one x", GREEN), ("q_spread_neg", "flow's draws", VERMILION)),
+        unit="standard deviation",
+    ),
     Panel("chain displacement", (("disp_pos", "posterior", BLUE), ("disp_neg", "prior", VERMILION)), unit="a coordinate of z"),
     Panel("mean z²", (("z_sq_pos", "posterior", BLUE), ("z_sq_neg", "prior", VERMILION)), unit="mean square"),
 )
