@@ -10,6 +10,7 @@ from rich.console import Console
 from lebm import bench
 from lebm.config import resolve
 from lebm.errors import ConfigError
+from lebm.listing import Listing
 from lebm.model import LatentEBM
 from lebm.results import KEYS
 
@@ -33,7 +34,7 @@ def test_operations_by_hand():
 def test_the_listing_runs_the_reference_chains_without_noise(monkeypatch):
     """With the noise silenced a chain is deterministic: the listing's eager autograd must follow the closed-form scores."""
     config = resolve("digits", TINY)
-    listing, model = bench.Listing(config, CPU), LatentEBM(config)
+    listing, model = Listing(config, CPU), LatentEBM(config)
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     rng = torch.Generator().manual_seed(1)
     z, x = torch.randn(4, 16, generator=rng), torch.rand(4, 1, 8, 8, generator=rng) * 2 - 1
@@ -48,7 +49,7 @@ def test_the_listing_runs_the_reference_chains_without_noise(monkeypatch):
 
 def test_the_listing_moves_its_weights_uphill():
     config = resolve("digits", [*TINY, "learning.prior_rate=1e-3", "learning.generator_rate=1e-3"])
-    listing = bench.Listing(config, CPU)
+    listing = Listing(config, CPU)
     x, z_pos, z_neg = torch.zeros(4, 1, 8, 8), torch.ones(4, 16, 1, 1), -torch.ones(4, 16, 1, 1)
     gap = lambda: float((listing.e(z_pos.squeeze()).mean() - listing.e(z_neg.squeeze()).mean()).detach())  # noqa: E731
     error = lambda: float((listing.g(z_pos) - x).square().mean().detach())  # noqa: E731

@@ -97,7 +97,7 @@ def quoted_lines():
 
 
 def test_quoted_code_is_the_code():
-    source = "\n".join((ROOT / "src" / "lebm" / f).read_text(encoding="utf-8") for f in ("learn.py", "training.py"))
+    source = "\n".join((ROOT / "src" / "lebm" / f).read_text(encoding="utf-8") for f in ("learn.py", "loop.py"))
     lines = [line.split("  #")[0].strip() for line in source.splitlines()]
     assert len(quoted_lines()) >= 7
     assert [code for code in quoted_lines() if code not in lines] == []

@@ -16,12 +16,13 @@ from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.evaluate import energy_profile, evaluate
 from lebm.evaluation import Evaluation
+from lebm.generators.image import as_floats
 from lebm.image_metrics import METRICS
 from lebm.metrics.fid import Moments, frechet_distance
 from lebm.model import LatentEBM, load
 from lebm.results import KEYS
 from lebm.statistics import content_hash
-from lebm.training import as_floats, train
+from lebm.training import train
 
 SETTINGS = ["generator.ngf=4", "prior.width=16", "chains.prior.steps=5", "chains.posterior.steps=3", "training.steps=4", "training.batch=20"]
 

@@ -26,11 +26,12 @@ from lebm.generators import ImageGenerator  # noqa: E402
 from lebm.generators.image import to_x  # noqa: E402
 from lebm.learn import make_optimizer  # noqa: E402
 from lebm.log import read as read_log  # noqa: E402
+from lebm.loop import choose_engine  # noqa: E402
 from lebm.model import LatentEBM  # noqa: E402
 from lebm.prior import EnergyPrior, GaussianPrior  # noqa: E402
 from lebm.rng import stream  # noqa: E402
 from lebm.state import TrainingState  # noqa: E402
-from lebm.training import choose_engine, train  # noqa: E402
+from lebm.training import train  # noqa: E402
 
 import triton.language as tl  # noqa: E402  # isort: skip
 

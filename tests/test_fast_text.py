@@ -14,6 +14,7 @@ from lebm.data import load
 from lebm.fast import text as fast_text
 from lebm.fast.words import log_words
 from lebm.learn import learn_step, make_optimizer
+from lebm.listing import TextListing
 from lebm.model import LatentEBM
 from lebm.rng import stream
 from lebm.words import END, PAD, lengths
@@ -112,7 +113,7 @@ def test_the_bench_has_sentences():
 
 def test_the_plain_loop_follows_the_reference_without_noise(monkeypatch):
     config, model, rows = made("chains.posterior.first_steps=[0.5, 0.3]", "generator.dropout=0")
-    listing = bench.TextListing(config, torch.device("cpu"))
+    listing = TextListing(config, torch.device("cpu"))
     listing.text.take(model.text().facts())
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     z = torch.randn(6, 16, generator=torch.Generator().manual_seed(2))

@@ -47,6 +47,8 @@ MAY_IMPORT = {
     "image_metrics": ANY,
     "text_metrics": ANY,
     "training": ANY,
+    "loop": BELOW_LEARN | {"data", "fast", "health", "learn", "log", "runs", "state"},
+    "listing": BELOW_LEARN,
     "evaluate": ANY,
     "speed": ANY,
     "compare": ANY,

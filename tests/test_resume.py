@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import lebm
-from lebm import checkpoint, training
+from lebm import checkpoint
 from lebm.config import resolve
 from lebm.errors import CheckpointError
 from lebm.state import TrainingState
@@ -77,7 +77,7 @@ def same(a, b):
 @pytest.mark.parametrize("feature", FEATURES)
 def test_two_and_two_steps_are_four(tmp_path, feature, monkeypatch):
     """Three steps an epoch: the pause lies inside one, the boundary after it; p_0, where it is fitted, moves at steps 2 and 4."""
-    monkeypatch.setattr("lebm.training.REFIT", 2)
+    monkeypatch.setattr("lebm.loop.REFIT", 2)
     settings = [*FEATURES[feature], "data.limit=60", "training.batch=20"]
     if any(s in ("draw.prior=flow", "draw.prior=warm") for s in settings):
         pytest.importorskip("zuko")
@@ -372,7 +372,7 @@ def test_killed_at_every_kind_of_write(tmp_path, nursery):
 
 
 def test_the_state_says_its_largest_weight():
-    state = training.TrainingState(tiny(), lebm.LatentEBM(tiny()), torch.device("cpu"))
+    state = TrainingState(tiny(), lebm.LatentEBM(tiny()), torch.device("cpu"))
     assert 0 < state.largest_weight()["prior"] < 10 and 0 < state.largest_weight()["generator"] < 10
     state.model.generator.layers[0].bias.data[0] = torch.nan
     assert str(state.largest_weight()["generator"]) == "nan"

@@ -15,13 +15,14 @@ from torch import nn
 
 import lebm
 import lebm.prior
-from lebm import learn, training
+from lebm import learn, loop, training
 from lebm.config import Chain, Chains, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate
 from lebm.health import diverged, exploded, frozen
 from lebm.log import Log, progress_bar, read
 from lebm.model import LatentEBM
+from lebm.state import TrainingState
 from lebm.training import train
 
 TINY = [
@@ -161,7 +162,7 @@ def test_a_fitted_base_moves_at_its_hundredth_update_to_the_moments_of_posterior
 
 def test_rates_decay_once_an_epoch():
     rates = ("learning.prior_rate=1e-4", "learning.generator_rate=1e-3")
-    state = training.TrainingState(tiny("learning.decay=0.5", *rates), LatentEBM(tiny()), torch.device("cpu"))
+    state = TrainingState(tiny("learning.decay=0.5", *rates), LatentEBM(tiny()), torch.device("cpu"))
     state.set_rates(3)
     assert [g["lr"] for g in state.optimizer.param_groups] == pytest.approx([1e-4 / 8, 1e-3 / 8])
 
@@ -645,7 +646,7 @@ def test_a_run_starts_from_one_model_only(tmp_path):
 
 
 def test_a_p_0_that_cannot_follow_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("lebm.training.REFIT", 2)
+    monkeypatch.setattr("lebm.loop.REFIT", 2)
     monkeypatch.setattr("lebm.prior.FLOOR", -1e6)
     train(tiny("prior.base=fitted", "training.log_every=1", "training.steps=4"), run=tmp_path / "run")
     said = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
@@ -657,14 +658,14 @@ def test_the_log_is_of_the_p_0_that_the_step_saw(tmp_path, monkeypatch):
     pytest.importorskip("zuko")
     rows = {}
     for refit in (4, 100):
-        monkeypatch.setattr("lebm.training.REFIT", refit)
+        monkeypatch.setattr("lebm.loop.REFIT", refit)
         train(tiny("draw.prior=warm", "prior.base=fitted", "training.steps=4", "training.log_every=4"), run=tmp_path / str(refit))
         rows[refit] = strict_rows(tmp_path / str(refit))[-1]["log_q_neg"]
     assert rows[4] == rows[100]
 
 
 def test_a_frozen_generator_keeps_its_weights_while_the_prior_learns(tmp_path, monkeypatch):
-    monkeypatch.setattr("lebm.training.REFIT", 2)
+    monkeypatch.setattr("lebm.loop.REFIT", 2)
     old = train(tiny("training.steps=2"), run=tmp_path / "old")
     settings = (f"training.start_from={tmp_path / 'old'}", "prior.base=fitted", "learning.generator_rate=0", "training.steps=3")
     new = train(tiny(*settings), run=tmp_path / "new")
@@ -721,8 +722,8 @@ def test_the_first_updates_may_be_the_encoders_alone(tmp_path):
 
 def test_an_engine_is_made_once_for_each_part_of_a_run(tmp_path, monkeypatch):
     made, way = [], ("draw.posterior=warm", "encoder.teach=follow", "encoder.width=4", "draw.alone=2")
-    real = training.choose_engine
-    monkeypatch.setattr(training, "choose_engine", lambda state, *a: (made.append(state.step), real(state, *a))[1])
+    real = loop.choose_engine
+    monkeypatch.setattr(loop, "choose_engine", lambda state, *a: (made.append(state.step), real(state, *a))[1])
     train(tiny(*way, "training.steps=2"), run=tmp_path / "run")
     train(tiny(*way, "training.steps=4"), run=tmp_path / "run", resume=True)  # just where the chain joins
     train(tiny(*way, "training.steps=4"), run=tmp_path / "whole")

@@ -18,6 +18,7 @@ from lebm import checkpoint
 from lebm.config import Config, flatten, merge, resolve
 from lebm.errors import CheckpointError
 
+HANDED_IN = "handed-in"  # data.name of a run whose rows were given to lebm.train
 # What may change when a run goes on: its name, how long, how often it speaks, and which code computes the same numbers.
 FREE_ON_RESUME = ("experiment", "training.steps", "training.log_every", "training.checkpoint_every", "engine")
 

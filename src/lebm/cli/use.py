@@ -39,7 +39,8 @@ from lebm.generators.text import check_decoding
 from lebm.log import progress_bar
 from lebm.methods.ways import ALONE, steps_in_words
 from lebm.model import LatentEBM, load
-from lebm.training import HANDED_IN, pick_device
+from lebm.runs import HANDED_IN
+from lebm.training import pick_device
 
 SHEET = 64  # images on the sheet of `lebm score`
 MOST_SHOWN = 10_000  # images in one picture

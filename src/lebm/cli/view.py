@@ -35,8 +35,9 @@ from lebm.data import DATASETS, data_root, download
 from lebm.errors import UserError
 from lebm.explore import Lab, Server
 from lebm.log import progress_bar
+from lebm.loop import stop_on_signals
 from lebm.metrics import inception
-from lebm.training import fitting_threads, stop_on_signals
+from lebm.training import fitting_threads
 
 
 @app.command()
