@@ -99,6 +99,17 @@ def test_what_training_would_only_warn_of_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_kernels_that_do_not_run_are_refused_once(monkeypatch):
+    """Training would go on without them; a bench says so, and not that the reference is measured."""
+    pytest.importorskip("triton")
+    config = resolve("digits", TINY)
+    monkeypatch.setattr("lebm.fast.wanted", lambda *_: True)
+    monkeypatch.setattr("lebm.fast.engine.FusedStep", lambda *_, **__: 1 / 0)
+    with pytest.raises(ConfigError) as e:
+        bench.Ours(config, bench.example(config, 4), CPU, bench._refuse)
+    assert str(e.value).count("the bench would not measure") == 1 and "division by zero" in str(e.value) and "reference (" not in str(e.value)
+
+
 def test_a_gaussian_prior_is_refused():
     with pytest.raises(ConfigError, match="Gaussian"):
         bench.bench(["svhn-gaussian"], "cpu", None, False, [], Console(file=io.StringIO()))

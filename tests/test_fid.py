@@ -414,6 +414,8 @@ def test_seeds_that_were_measured_differently_have_no_mean(run, tmp_path):
     with pytest.raises(ConfigError, match="fid measured with samples = 40 and 60; measure it alike first: --metrics fid"):
         evaluate_all([run, other], ("mse",), device="cpu", pictures=False)
     assert "mse" not in json.loads((run / "metrics.json").read_text())["metrics"], "refused before the work"
+    options = {"split": "validation", "device": "cpu", "pictures": False}
+    assert "mse_spread" in evaluate_all([run, other], ("mse",), **options)["metrics"], "what stands in another file is left alone"
     measured(other, "fid", samples=40)
     assert "fid_spread" in evaluate_all([run, other], ("mse",), device="cpu", pictures=False)["metrics"]
 

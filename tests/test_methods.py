@@ -10,7 +10,7 @@ import torch
 from test_learn import LinearTilt, chain_law, log_normal, normal, rng
 from torch import nn
 
-from lebm.config import Chain, Chains, Encoder, Flow, Learning, preset_names, resolve
+from lebm.config import Chain, Chains, Encoder, Flow, Learning, check_learning, preset_names, resolve
 from lebm.errors import ConfigError, DataError
 from lebm.health import diverged, frozen
 from lebm.learn import describe, learn_step, make_optimizer
@@ -481,12 +481,13 @@ def test_configs_that_cannot_be():
         (["draw.posterior=cold"], "must be one of langevin, amortised, warm"),
     ):
         with pytest.raises(ConfigError, match=words):
-            resolve("digits", [*TINY, *settings])
+            check_learning(resolve("digits", [*TINY, *settings]))
     config = resolve("digits", ["draw.posterior=amortised", "draw.prior=flow"])
+    check_learning(config)
     assert (config.chains.posterior.steps, config.chains.prior.steps) == (0, 0)
     for way in ("draw.posterior=langevin", "draw.posterior=warm", "draw.prior=langevin"):  # as a saved run is changed, whose chains have no steps
         with pytest.raises(ConfigError, match=r"steps is 0; it must be above 0"):
-            resolve(config.to_dict(), [way])
+            check_learning(resolve(config.to_dict(), [way]))
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------------
@@ -522,6 +523,11 @@ def test_a_collapsed_network_is_reported_in_words(values, words):
     assert said.startswith(words)
     early = {**row(**values), "step": 10}
     assert list(frozen(early, Chains(Chain(0, 0.4), Chain(0, 0.1)), 10)) == []  # networks start near N(0, I)
+
+
+def test_of_a_text_the_likelihood_says_whether_z_is_used():
+    """Its encoder may spread its means little at first, and still tell a good part of every sentence."""
+    assert list(frozen(row(q_spread_pos=0.06, q_std_pos=0.65, z_share=0.4), Chains(Chain(0, 0.4), Chain(0, 0.1)), 10)) == []
 
 
 def test_a_chain_that_leaves_its_encoder_is_reported():

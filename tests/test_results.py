@@ -107,6 +107,8 @@ def seed_of(i, protocol, sha256="0"):
         ("nll", {"walkers": [1000, 32]}, {"walkers": [10, 3]}),
         ("fppl", {"sentences": {"generated": 9, "by": "flow"}}, {"sentences": {"generated": 9, "by": "langevin"}}),
         ("fppl", {"language_model": {"hidden": 512}}, {"language_model": {"hidden": 8}}),
+        ("speed", {"timed": "median of up to 5 calls"}, {}),
+        ("speed", {"engine": "the fast engine is not available"}, {}),
     ],
 )
 def test_what_was_measured_otherwise_has_no_mean(name, one, other):

@@ -19,6 +19,7 @@ from lebm import learn, loop, training
 from lebm.config import Chain, Chains, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate
+from lebm.generators import ImageGenerator
 from lebm.health import diverged, exploded, frozen
 from lebm.log import Log, progress_bar, read
 from lebm.model import LatentEBM
@@ -616,6 +617,31 @@ def test_networks_go_on_under_another_lesson_and_another_memory(tmp_path):
     assert same(old.prior, wider.prior) and wider.inference.q.net.layers[0].weight.shape != old.inference.q.net.layers[0].weight.shape
     (row,) = [row for row in strict_rows(tmp_path / "wider") if "warning" in row]
     assert row["step"] == 0 and row["warning"].endswith("old, and so begun anew: encoder"), "also where nobody reads the console"
+
+
+def test_chains_without_steps_are_no_way_to_begin_and_no_hindrance_to_go_on(tmp_path, monkeypatch):
+    none = ["draw.posterior=warm", "encoder.teach=follow", "encoder.width=2", "chains.posterior.steps=0"]
+    with pytest.raises(ConfigError, match="only amortised draws z without a chain"):
+        train(tiny(*none), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as m:  # as a version did that let them begin
+        m.setattr(training, "check_learning", lambda config: None)
+        train(tiny(*none, "training.steps=2"), run=tmp_path / "run")
+    assert lebm.load(tmp_path / "run").sample(2).shape == (2, 1, 8, 8)
+    train(tiny(*none, "training.steps=3"), run=tmp_path / "run", resume=True)
+
+
+def test_a_generator_that_stands_on_ours_starts_from_a_run_of_ours(tmp_path):
+    class Mine(ImageGenerator):
+        pass
+
+    way = ["draw.posterior=amortised", "encoder.width=2"]
+    old = train(tiny(*way, "training.steps=2"), run=tmp_path / "old")
+    config = tiny(*way, "training.steps=0", f"training.start_from={tmp_path / 'old'}")
+    new = train(config, model=Mine(config.nz, config.generator), run=tmp_path / "new")
+    assert same(old.generator, new.generator) and same(old.prior, new.prior)
+    (row,) = [row for row in strict_rows(tmp_path / "new") if "warning" in row]
+    assert row["warning"].endswith("begun anew: encoder"), "one of another kind"
 
 
 def test_a_generator_of_ones_own_starts_from_its_own_run(tmp_path):

@@ -213,6 +213,12 @@ def test_runs_measured_by_different_ways_have_a_best_only_by_their_own(runs, tmp
     assert shown().count("<mark>") == 1 and "z by" not in shown()
     evaluate(folders[0], ("mse",), posterior_by="amortised", **options)
     assert "<mark>" not in shown() and "z by amortised" in shown() and "z by langevin" in shown()
+    evaluate(folders[0], ("mse",), posterior_by="langevin", **options)
+    file = folders[1] / "metrics.json"
+    summary = json.loads(file.read_text())
+    del summary["protocol"]["mse"]["by"]  # as in files from before it was named
+    file.write_text(json.dumps(summary))
+    assert shown().count("<mark>") == 1 and "z by" not in shown()
 
 
 def test_an_evaluation_alone_says_where_chains_start(runs, tmp_path):

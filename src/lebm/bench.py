@@ -6,7 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from lebm.data.batches import width
 from lebm.errors import ConfigError
 from lebm.generators import GENERATORS, TextGenerator
 from lebm.generators.image import as_floats
+from lebm.learn import float32_convolutions
 from lebm.listing import LISTINGS
 from lebm.loop import choose_engine
 from lebm.methods import Fresh
@@ -97,7 +98,7 @@ def flops(config: Config, rows: int) -> float:
 
 def matrix_rate(device: torch.device) -> float:
     """Floating-point operations a second of a large matrix product: bf16 on CUDA, float32 on a CPU."""
-    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
     a, b = torch.randn(n, n, device=device).to(dtype), torch.randn(n, n, device=device).to(dtype)
     return 2 * n**3 / (milliseconds(lambda: a @ b, device, 1.0) / 1e3)
 
@@ -149,14 +150,15 @@ class Ours:
                 with torch.no_grad(), self.precision():
                     walk(model.prior.draw_base(n, self.rng))
 
-            return milliseconds(_graph(call, self.rng) if hasattr(self.engine, "graphs") else call, self.device)  # as the engine runs it
+            captured = hasattr(self.engine, "graphs") or hasattr(self.engine, "graph")
+            return milliseconds(_graph(call, self.rng) if captured else call, self.device)  # as the engine runs it
 
         return {"prior_ms": timed(prior_walk), "posterior_ms": timed(posterior_walk)}
 
     def precision(self) -> AbstractContextManager[None]:
-        """Of a text engine's table of words x vocabulary."""
+        """As the engine's: of convolutions, or of a text engine's table of words x vocabulary."""
         if not hasattr(self.engine, "graphs"):
-            return nullcontext()
+            return float32_convolutions(self.config.precision)
         from lebm.fast.text import working
 
         return working(self.model)

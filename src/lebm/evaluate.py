@@ -194,7 +194,7 @@ def _refuse_early(runs: list[Path], metrics: tuple[str, ...] | None, beside: boo
         for kind in ("prior", "posterior"):
             drawing(model, kind, options.get(f"{kind}_by"))
         configs.append(model.config.to_dict())
-        kept.append(_kept(run, model, metrics))
+        kept.append({} if options.get("split") == "validation" else _kept(run, model, metrics))
     if beside:
         results.check_different(configs)
     else:

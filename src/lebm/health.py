@@ -19,7 +19,7 @@ MAX_ENERGY, MAX_SQUARE, MAX_WEIGHT, MAX_LOG_Q = 1e6, 1e4, 1e5, 1e8
 # Root mean square displacement a coordinate under which a chain is called frozen (the paper's move by 0.4 and more),
 # and spread over the batch under which it has collapsed to a point.
 FROZEN, COLLAPSED = 0.02, 0.02
-BLIND = 0.1  # spread of an encoder's means over that of its draws; one that has learned nothing has .07, one of few active units .3 and more
+BLIND = 0.1  # spread of an encoder's means over that of its draws; one of images that has learned nothing has .07, others soon 1 and more
 NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
 AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
 FAR = 2.0  # times the mean square of posterior draws; where those have all their noise, healthy runs stay below 1.3
@@ -124,7 +124,8 @@ def frozen(row: Mapping[str, Any], chains: Chains, batch: int) -> Iterator[str]:
             f"the posterior chain does not stay with the encoder: it moves by {row['disp_pos']:.2g} a coordinate, and the encoder is sure of z to "
             f"{row['q_std_pos']:.2g}; lower chains.posterior.step_size, which may be too large for so narrow a posterior, or raise learning.encoder_rate"
         )
-    if row.get("q_spread_pos", math.inf) < max(COLLAPSED, BLIND * row.get("q_std_pos", 0.0)):
+    blind = 0.0 if "z_share" in row else BLIND  # of a text more is known: see collapsed()
+    if row.get("q_spread_pos", math.inf) < max(COLLAPSED, blind * row.get("q_std_pos", 0.0)):
         yield (
             f"the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {row['q_spread_pos']:.2g}, its draws of one x by "
             f"{row['q_std_pos']:.2g}); raise learning.encoder_rate, or draw the posterior by warm with more steps; of images lower generator.sigma, of text "

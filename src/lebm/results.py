@@ -57,7 +57,7 @@ def mean(summaries: list[dict[str, Any]]) -> dict[str, Any]:
 # What must agree in the protocols of a metric; where one of these holds several facts, all but what every run finds out for itself.
 HOW = (
     *("samples", "images", "reference", "reconstructed", "real", "by", "z", "chain", "chain_steps", "step_size", "features", "seed"),
-    *("sentences", "language_model", "estimate", "temperatures", "walkers"),
+    *("sentences", "language_model", "estimate", "temperatures", "walkers", "timed", "engine"),
 )
 FOUND = ("cut_at_generator_length", "mean_words", "stopped", "validation_ppl")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lebm import checkpoint, fast
-from lebm.config import Config, flatten, resolve
+from lebm.config import Config, check_learning, flatten, resolve
 from lebm.data import Batches, SentenceBatches, VariedBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError
@@ -57,9 +57,12 @@ def train(
         folder, config = check_run(Path(run), config, resume)
     elif resume:
         raise CheckpointError("resume needs the run folder to go on with; give run=...")
+    fresh = not (folder and checkpoint.steps(folder.checkpoints))
+    if fresh:
+        check_learning(config)
     net = _build(config, model).to(where)
     rows, new = _rows(config, net, data, data_dir, console), []
-    if config.training.start_from and not (folder and checkpoint.steps(folder.checkpoints)):
+    if config.training.start_from and fresh:
         if isinstance(model, LatentEBM):
             raise ConfigError(f"training.start_from is {config.training.start_from} and a model was handed in; give one of the two")
         new = take_over(net, config.training.start_from)
@@ -121,7 +124,7 @@ def take_over(model: LatentEBM, source: str) -> list[str]:
     """Start with the networks of another run: its generator, and of the others those that are configured alike; a flow with its prior only,
     on whose u it lives. Returns the names of those that begin anew."""
     try:
-        old = load(source, model.device, copy.deepcopy(model.generator) if model.own_generator else None)
+        old = _load_like(model, source)
     except CheckpointError as e:
         raise CheckpointError(f"training.start_from is {source}: {e}") from None
     mine, its = (flatten({"nz": c.nz, "generator": c.to_dict()["generator"]}) for c in (model.config, old.config))
@@ -144,6 +147,16 @@ def take_over(model: LatentEBM, source: str) -> list[str]:
         else:
             new.append(name)
     return new
+
+
+def _load_like(model: LatentEBM, source: str) -> LatentEBM:
+    """A model of the package's generator, or else of one like this model's own."""
+    try:
+        return load(source, model.device)
+    except CheckpointError:
+        if not model.own_generator:
+            raise
+        return load(source, model.device, copy.deepcopy(model.generator))
 
 
 def _shaping(config: Config, section: str) -> dict[str, Any]:

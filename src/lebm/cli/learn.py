@@ -31,7 +31,7 @@ from lebm.cli.common import (
     say,
     write_result,
 )
-from lebm.config import resolve
+from lebm.config import check_learning, resolve
 from lebm.data import check as check_data
 from lebm.errors import UserError
 from lebm.evaluate import evaluate as evaluate_run
@@ -64,6 +64,7 @@ def train(
         raise UserError(f"{source} is a run; add --resume to go on with it, or name another folder with --run to learn the same again")
     check_data(config)
     if dry_run:
+        check_learning(config)
         print(config.to_yaml(), end="")
         model = LatentEBM(config)
         counts = (f"{name} {sum(p.numel() for p in net.parameters()):,}" for name, net in model.networks().items())

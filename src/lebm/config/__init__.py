@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from lebm.config.files import MAX_CONFIG_BYTES, did_you_mean, expand, flatten, merge, parse_setting, preset_names, read_yaml
-from lebm.config.rules import check_values, show
+from lebm.config.rules import check_learning, check_values, show
 from lebm.config.sections import (
     BASES,
     Anomaly,
@@ -43,7 +43,7 @@ from lebm.errors import ConfigError
 
 __all__ = [
     "BASES", "MAX_CONFIG_BYTES", "Anomaly", "AnyGenerator", "Chain", "Chains", "Config", "Data", "Draw", "Encoder", "Flow", "Generator",
-    "Learning", "Prior", "TableGenerator", "TextGenerator", "Training", "default_widths", "expand", "flatten", "from_dict", "hidden_layers", "merge",
+    "Learning", "Prior", "TableGenerator", "TextGenerator", "Training", "check_learning", "default_widths", "expand", "flatten", "from_dict", "hidden_layers", "merge",
     "preset_names", "resolve",
 ]  # fmt: skip
 

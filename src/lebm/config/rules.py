@@ -51,8 +51,6 @@ def check_values(c: Config) -> None:
         (1 <= c.draw.chains <= 10**7 and c.draw.chains * c.nz <= MAX_WEIGHTS, "draw.chains", c.draw.chains, "must be between 1 and 10,000,000"),
         (c.draw.prior != "persistent" or c.draw.chains >= tr.batch, "draw.chains", c.draw.chains, f"must be at least training.batch ({tr.batch})"),
         (c.draw.refresh == 0 or 1e-9 <= c.draw.refresh <= 0.5, "draw.refresh", c.draw.refresh, "must be 0 (never) or between 1e-9 and 0.5 (every other visit)"),
-        (c.draw.posterior == "amortised" or c.chains.posterior.steps > 0, "chains.posterior.steps", c.chains.posterior.steps, f"must be above 0 where draw.posterior is {c.draw.posterior}: only amortised draws z without a chain (the paper's takes 20 steps)"),
-        (c.prior.kind != "energy" or c.draw.prior == "flow" or c.chains.prior.steps > 0, "chains.prior.steps", c.chains.prior.steps, f"must be above 0 where prior.kind is energy and draw.prior {c.draw.prior}: only a flow's draws know the energy without a chain (the paper's takes 60 steps)"),
         (1 <= c.encoder.width <= 4096, "encoder.width", c.encoder.width, "must be between 1 and 4096"),
         (0 <= c.encoder.depth <= 64, "encoder.depth", c.encoder.depth, "must be between 0 and 64"),
         (c.draw.posterior != "warm" or c.prior.base == "standard" or c.encoder.teach == "follow", "encoder.teach", c.encoder.teach, "must be follow where draw.posterior is warm and prior.base not standard: imitating its own refined z over a p_0 that follows them, the encoder would let z grow without end"),
@@ -78,6 +76,16 @@ def check_values(c: Config) -> None:
         (tr.log_every >= 1, "training.log_every", tr.log_every, "must be at least 1"),
         (c.anomaly.epochs >= 1, "anomaly.epochs", c.anomaly.epochs, "must be at least 1"),
         (tr.checkpoint_every >= 1, "training.checkpoint_every", tr.checkpoint_every, "must be at least 1"),
+    ]  # fmt: skip
+    for rule in rules:
+        _check(*rule)
+
+
+def check_learning(c: Config) -> None:
+    """What a run must have that begins to learn. One that has learned without may still be read, and go on."""
+    rules: list[Rule] = [
+        (c.draw.posterior == "amortised" or c.chains.posterior.steps > 0, "chains.posterior.steps", c.chains.posterior.steps, f"must be above 0 where draw.posterior is {c.draw.posterior}: only amortised draws z without a chain (the paper's takes 20 steps)"),
+        (c.prior.kind != "energy" or c.draw.prior == "flow" or c.chains.prior.steps > 0, "chains.prior.steps", c.chains.prior.steps, f"must be above 0 where prior.kind is energy and draw.prior {c.draw.prior}: only a flow's draws know the energy without a chain (the paper's takes 60 steps)"),
     ]  # fmt: skip
     for rule in rules:
         _check(*rule)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lebm.config import Chains, Config
+from lebm.errors import UserError
 from lebm.generators import ImageGenerator, TextGenerator
 from lebm.learn import Step, reference_step
 from lebm.model import LatentEBM
@@ -74,6 +75,8 @@ def make_engine(
                     raise
                 warn(f"the fused kernels do not run here ({_brief(e)}); the step is captured without them, in float32")
         return Captured(reference, model, optimizer, rng, example)
+    except UserError:  # a warning that its hearer takes for an error, or data that do not fit
+        raise
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works
         raise Unavailable(_brief(e)) from e
 

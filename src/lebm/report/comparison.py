@@ -44,13 +44,14 @@ def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
     one_set = len({f.setting("data.name") for f in folders}) == 1  # numbers on different data have no best
     rows = [_row("updates", "", [f.result.get("steps") or last_step(f) for f in folders], False)]
     for key in keys:
-        there = [f for f in folders if key in f.metrics]
-        alike = len({f.measured_by(key) for f in there}) == 1
-        own = alike or all(f.measured_by(key) == (f.setting(f"draw.{LOWER_IS_BETTER.get(key)}") or "langevin") for f in there)
-        ways = [] if alike else [f.measured_by(key) if key in f.metrics else None for f in folders]
+        owns = [(f.setting(f"draw.{LOWER_IS_BETTER[key]}") or "langevin") if LOWER_IS_BETTER.get(key) else None for f in folders]
+        by = [f.measured_by(key) or own for f, own in zip(folders, owns, strict=True)]  # a file from before it was named: the run's own
+        there = [i for i, f in enumerate(folders) if key in f.metrics]
+        alike = len({by[i] for i in there}) == 1
+        fair = alike or all(by[i] == owns[i] for i in there)  # by different ways there is a best only where each run took its own
+        ways = [] if alike else [by[i] if i in there else None for i in range(len(folders))]
         title, words = METRICS.get(key, (key, ""))
-        # By different ways there is a best only where each run took its own.
-        rows.append(_row(title, words, [f.metrics.get(key) for f in folders], one_set and own and key in LOWER_IS_BETTER, ways))
+        rows.append(_row(title, words, [f.metrics.get(key) for f in folders], one_set and fair and key in LOWER_IS_BETTER, ways))
     verdicts = [f.part("diagnostics").get("verdict") for f in folders]
     if any(verdicts):
         rows.append(_row("chains", "steady, drifting, frozen or oversaturated", verdicts, False))
