@@ -275,7 +275,7 @@ def test_the_long_run_is_equally_long_for_all_samples(drawn):
 
 def test_what_was_found_from_p0_is_asked_again_where_the_run_starts_elsewhere(drawn):
     subject, way = drawn
-    (subject.run / analysis.FILE).write_text(json.dumps({"chains": {"updates": subject.step}}))
+    (subject.run / analysis.FILE).write_text(json.dumps({"chains": {"updates": subject.model.step}}))
     assert subject.knows("chains") == (way == "langevin")
     subject.keep("chains", {})
     assert subject.knows("chains")
@@ -341,7 +341,7 @@ def test_what_is_known_is_not_asked_again_until_the_weights_change(run, monkeypa
     assert analysis.complete(subject) == [] and asked == ["a", "b"]
     analysis.complete(subject)
     assert asked == ["a", "b"] and {**analysis.read(run)["a"], "drawn": 0} == {"updates": 20, "n": "a", "drawn": 0}
-    subject.step = 40
+    subject.model.step = 40
     analysis.complete(subject)
     assert asked == ["a", "b", "a", "b"]
 

@@ -64,14 +64,13 @@ def _learn_step(model: LatentEBM, x: Tensor, optimizer: torch.optim.Optimizer, c
     return Step(z0_neg, z_neg, z0_pos, z_pos, f_pos.detach().mean(), f_neg.detach().mean(), log_px.detach())
 
 
-def reference_step(
-    model: LatentEBM, optimizer: torch.optim.Optimizer, chains: Chains, learning: Learning, rng: torch.Generator
-) -> Callable[[Tensor], Step]:
-    """rows, as they are stored -> Step: learn_step at the precision that the config asks for."""
+def reference_step(model: LatentEBM, optimizer: torch.optim.Optimizer, chains: Chains, rng: torch.Generator) -> Callable[[Tensor], Step]:
+    """rows, as they are stored -> Step: learn_step as the model's config asks for it, with these chains."""
+    config = model.config
 
     def step(rows: Tensor) -> Step:
-        with float32_convolutions(model.config.precision):
-            return learn_step(model, as_floats(rows), optimizer, chains, learning, rng)
+        with float32_convolutions(config.precision):
+            return learn_step(model, as_floats(rows), optimizer, chains, config.learning, rng)
 
     return step
 

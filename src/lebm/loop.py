@@ -158,7 +158,7 @@ def choose_engine(state: TrainingState, example: Tensor, warn: Callable[[str], N
             warn(f"the fast engine is not available, learning goes on with the reference ({e})")
     if config.precision == "bfloat16":
         warn("precision bfloat16 needs the fast engine, which needs CUDA; this run computes in float32")
-    return reference_step(state.model, state.optimizer, chains, config.learning, state.rng)
+    return reference_step(state.model, state.optimizer, chains, state.rng)
 
 
 def _note(row: Mapping[str, Any]) -> str:

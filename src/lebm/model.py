@@ -150,13 +150,14 @@ class LatentEBM(nn.Module):
 
     def images(self) -> tuple[int, int, int]:
         """The shape (c, h, w) of what the generator makes, where that is images."""
-        shape = tuple(getattr(self.generator, "shape", ()))
-        if len(shape) != 3:
+        shape = getattr(self.generator, "shape", None)
+        if not isinstance(shape, list | tuple) or len(shape) != 3:
             raise DataError(
                 f"the generator of this model is a {type(self.generator).__name__}, and this is for models of images; in Python, "
                 "lebm.load(...) has sample, infer, reconstruct and anomaly_score for any"
             )
-        return shape
+        channels, height, width = shape
+        return channels, height, width
 
     @torch.no_grad()
     def infer(

@@ -37,7 +37,6 @@ class Subject:
         self.model: LatentEBM = load(self.run, pick_device(device))
         self.console, self.data_dir = console, data_dir
         self._splits: Splits | None = None
-        self.step = self.model.step
 
     @property
     def of_text(self) -> bool:
@@ -62,11 +61,11 @@ class Subject:
     def keep(self, part: str, values: dict[str, Any]) -> None:
         """Put a part into analysis.json, beside the others, with the ways by which this run draws z."""
         drawn = {kind: self.model.drawing(kind).protocol() for kind in WAYS}
-        results.write(self.run / FILE, {**read(self.run), part: {"updates": self.step, "drawn": drawn, **values}})
+        results.write(self.run / FILE, {**read(self.run), part: {"updates": self.model.step, "drawn": drawn, **values}})
 
     def knows(self, part: str) -> bool:
         found = read(self.run).get(part)
-        if not isinstance(found, dict) or "updates" not in found or found["updates"] != self.step:
+        if not isinstance(found, dict) or "updates" not in found or found["updates"] != self.model.step:
             return False
         return "drawn" in found or self.model.config.draw.prior == "langevin"  # without its ways named, it looked at chains from p_0
 

@@ -56,7 +56,7 @@ def measure(
         data={"name": model.config.data.name, "train": len(ev.train), "sha256": ev.content},
         config=model.config.to_dict(),
         seed=seed,
-        steps=subject.step,
+        steps=model.step,
         device=results.device_name(model.device),
         seconds=round(time.monotonic() - started, 1),
     )

@@ -57,7 +57,7 @@ def make_engine(
         raise Unavailable(f"Triton is not there ({e})") from None
     config = model.config
     chains = chains or config.chains
-    reference = reference_step(model, optimizer, chains, config.learning, rng)
+    reference = reference_step(model, optimizer, chains, rng)
 
     def text(rows: Tensor) -> Step:
         with working(model):

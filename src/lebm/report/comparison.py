@@ -44,12 +44,7 @@ def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
     one_set = len({f.setting("data.name") for f in folders}) == 1  # numbers on different data have no best
     rows = [_row("updates", "", [f.result.get("steps") or last_step(f) for f in folders], False)]
     for key in keys:
-        owns = [(f.setting(f"draw.{LOWER_IS_BETTER[key]}") or "langevin") if LOWER_IS_BETTER.get(key) else None for f in folders]
-        by = [f.measured_by(key) or own for f, own in zip(folders, owns, strict=True)]  # a file from before it was named: the run's own
-        there = [i for i, f in enumerate(folders) if key in f.metrics]
-        alike = len({by[i] for i in there}) == 1
-        fair = alike or all(by[i] == owns[i] for i in there)  # by different ways there is a best only where each run took its own
-        ways = [] if alike else [by[i] if i in there else None for i in range(len(folders))]
+        ways, fair = drawn(folders, key)
         title, words = METRICS.get(key, (key, ""))
         rows.append(_row(title, words, [f.metrics.get(key) for f in folders], one_set and fair and key in LOWER_IS_BETTER, ways))
     verdicts = [f.part("diagnostics").get("verdict") for f in folders]
@@ -58,6 +53,18 @@ def numbers(folders: Sequence[Folder], names: Sequence[str]) -> str:
     head = "".join(f'<th scope="col" class="number">{text(n)}</th>' for n in names)
     table = f'<table><thead><tr><th scope="col">Metric</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     return section("summary", "Numbers", f'<div class="card scroll">{table}</div>')
+
+
+def drawn(folders: Sequence[Folder], key: str) -> tuple[list[str | None], bool]:
+    """By which ways the z of a number were drawn, a run each and nothing where all took the same; and whether there can be a best: by different
+    ways only where each run took its own."""
+    kind = LOWER_IS_BETTER.get(key)
+    owns = [(f.setting(f"draw.{kind}") or "langevin") if kind else None for f in folders]
+    ways = [f.measured_by(key) or own for f, own in zip(folders, owns, strict=True)]  # a file from before it was named: the run's own
+    there = [(way, own) for f, way, own in zip(folders, ways, owns, strict=True) if key in f.metrics]
+    if len({way for way, _ in there}) == 1:
+        return [], True
+    return [way if key in f.metrics else None for f, way in zip(folders, ways, strict=True)], all(way == own for way, own in there)
 
 
 def _row(title: str, words: str, values: Sequence[object], lower: bool, ways: Sequence[str | None] = ()) -> str:
