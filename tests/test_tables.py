@@ -95,6 +95,20 @@ def test_a_cell_says_that_its_run_learned_with_an_encoder(place):
         assert ["learned with an encoder" in c for c in cells] == [False, False, True, False]
 
 
+def test_updates_are_those_of_the_first_stage_too(place):
+    """Where the result knows them; the other run may have lain anywhere, but to have begun with random networks is another setting."""
+    stage = {"experiment": "cifar10-first", "updates": 31_500}
+    config = resolve("cifar10-best", ["training.start_from=/elsewhere"]).to_dict()
+    alone = resolve("cifar10-best", ["training.start_from=null"]).to_dict()
+    for protocol, values, said in (
+        ({"start": stage}, config, "37,000 updates, 53% of the paper's, the first 31,500 as `cifar10-first`, 1 seed, learned with an encoder</sub>"),
+        ({}, config, "5,500 updates after those of `/elsewhere`, 1 seed, learned with an encoder</sub>"),
+        ({}, alone, "5,500 updates, 8% of the paper's, 1 seed, learned with an encoder; training.start_from None</sub>"),
+    ):
+        put(place, cifar10_best=result("cifar10-best", {"fid": 60.0}, config=values, steps=5500, protocol={"checkpoint": "last", **protocol}))
+        assert row(written(place)[0], "**lebm**, our settings")[2].endswith(f"<sub>last checkpoint, {said}")
+
+
 def test_our_rows(place):
     put(
         place,

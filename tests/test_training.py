@@ -16,12 +16,13 @@ from torch import nn
 import lebm
 import lebm.prior
 from lebm import learn, loop, training
+from lebm.cells import updates
 from lebm.config import Chain, Chains, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.evaluate import evaluate
 from lebm.generators import ImageGenerator
-from lebm.health import diverged, exploded, frozen
-from lebm.log import Log, progress_bar, read
+from lebm.health import diverged, exploded, frozen, short
+from lebm.log import Log, progress_bar, read, started_from
 from lebm.model import LatentEBM
 from lebm.state import TrainingState
 from lebm.training import train
@@ -343,6 +344,27 @@ def test_advice_names_only_what_the_run_has(settings, step, has):
     assert ("learning.flow_rate" in said["z_sq_neg"]) == ("flow" in has)
     if config.prior.kind == "gaussian":
         assert "prior_rate" not in said["z_sq_pos"] and said["z_sq_neg"].split("; ")[1] == said["z_sq_pos"].split("; ")[1]
+
+
+REACHING = ("prior.base=mixture", "prior.parts=2", "draw.posterior=amortised")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reach"),
+    [
+        (("chains.prior.steps=100", "chains.prior.step_size=0.1"), "0.5"),
+        (("chains.prior.steps=250", "chains.prior.step_size=0.1"), None),
+        (("chains.prior.steps=3", "chains.prior.step_size=0.1", "chains.prior.first_steps=[1.0]"), "0.51"),
+        (("chains.prior.steps=3", "chains.prior.step_size=0.1", "chains.prior.first_steps=[1.5]"), None),
+        (("chains.prior.steps=2", "prior.base=standard"), None),
+        (("chains.prior.steps=2", "prior.kind=gaussian"), None),
+        (("chains.prior.steps=2", "draw.posterior=warm", "encoder.teach=follow"), None),
+        (("chains.prior.steps=2", "draw.posterior=warm", "encoder.teach=follow", "draw.alone=5"), "0.16"),
+    ],
+)
+def test_a_prior_chain_too_short_for_an_encoder_alone_is_named(settings, reach):
+    words = short(tiny(*REACHING, *settings))
+    assert (words is None) if reach is None else f"of {reach}; " in words
 
 
 def test_an_encoder_that_runs_away_gets_advice_it_can_follow(tmp_path):
@@ -707,6 +729,23 @@ def test_networks_that_do_not_fit_are_refused(tmp_path):
         train(tiny(f"training.start_from={tmp_path / 'old'}", "generator.sigma=0.5"))
     with pytest.raises(CheckpointError, match="nowhere"):
         train(tiny("training.start_from=nowhere"))
+    with pytest.raises(CheckpointError, match=r"gone/digits does not exist; .*; learn it first: lebm train digits$"):
+        train(tiny("training.start_from=gone/digits"))
+
+
+def test_a_run_keeps_whose_networks_it_began_with(tmp_path):
+    """And of a third run all updates count, also after it has been resumed."""
+    train(tiny("experiment=one", "training.steps=2"), run=tmp_path / "one")
+    assert started_from(tmp_path / "one") is None
+    train(tiny("experiment=two", "training.steps=3", f"training.start_from={tmp_path / 'one'}"), run=tmp_path / "two")
+    assert started_from(tmp_path / "two") == {"experiment": "one", "updates": 2}
+    third = ("experiment=three", f"training.start_from={tmp_path / 'two'}")
+    train(tiny(*third, "training.steps=1"), run=tmp_path / "three")
+    train(tiny(*third, "training.steps=2"), run=tmp_path / "three", resume=True)
+    assert started_from(tmp_path / "three") == {"experiment": "two", "updates": 5}
+    found = evaluate(tmp_path / "three", ("mse",), limit=2, pictures=False)
+    assert found["protocol"]["start"] == {"experiment": "two", "updates": 5} and found["steps"] == 2
+    assert updates(found) == "7 updates, the first 5 as `two`"
 
 
 def test_another_precision_than_asked_for_is_logged(tmp_path):

@@ -90,12 +90,20 @@ def chain_length(result: Mapping[str, Any], kind: str) -> str:
     return str(steps[0] if isinstance(steps, list) else steps)
 
 
+START = "training.start_from"
+
+
 def updates(result: Mapping[str, Any]) -> str:
     steps = result["steps"]
     if not isinstance(steps, int):
         return "-"
+    source, start = flatten(result["config"] or {}).get(START), (result["protocol"] or {}).get("start")
+    if source and not start:
+        return f"{steps:,} updates after those of `{source}`"
+    first = f", the first {start['updates']:,} as `{start['experiment']}`" if start else ""
+    steps += start["updates"] if start else 0
     far = f", {steps / PAPER_UPDATES:.0%} of the paper's" if column(result) and steps < PAPER_UPDATES else ""
-    return f"{steps:,} updates{far}"
+    return f"{steps:,} updates{far}{first}"
 
 
 def seeds(result: Mapping[str, Any]) -> int:
@@ -122,6 +130,8 @@ def unlike(result: Mapping[str, Any]) -> str:
     ]
     unused = tuple(f"{part}." for part in idle) + tuple(f"learning.{part}_rate" for part in idle)
     was, now = flatten(config), flatten(resolve(name).to_dict())
+    if was.get(START) and now[START]:  # where the other run lies is no setting
+        was[START] = now[START]
     changed = [f"{k} {was[k]}" for k in now if k in was and was[k] != now[k] and k not in (*FREE_ON_RESUME, "seed") and not k.startswith(unused)]
     return f"; {', '.join(changed)}" if changed else ""
 

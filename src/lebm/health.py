@@ -23,6 +23,7 @@ BLIND = 0.1  # spread of an encoder's means over that of its draws; one of image
 NARROW, SETTLED = 0.2, 500  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
 AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
 FAR = 2.0  # times the mean square of posterior draws; where those have all their noise, healthy runs stay below 1.3
+REACH = 1.0  # K0 s^2 / 2: energies over a fitted p_0 were led away with .3 and .5, with 1.2 and more they were not
 APART = 30.0  # nats between f at posterior and at prior draws; healthy runs stay below 20
 ROWS = 500  # sentences behind the count of active units
 LEAST = 0.01  # variance of E[z|x] over x from which a unit counts as active (Burda et al. 2016)
@@ -36,7 +37,7 @@ LOWER = {
     "z_neg": ("chains.prior.step_size", "learning.flow_rate", "learning.prior_rate"),
     "z_pos": (f"{STEP} or first_steps", "learning.encoder_rate", "learning.generator_rate", "learning.prior_rate"),
     "log_px": ("learning.generator_rate", STEP, "learning.encoder_rate"),
-    "encoder": ("learning.encoder_rate",),
+    "encoder": ("learning.encoder_rate", "learning.prior_rate"),
     "flow": ("learning.flow_rate", "learning.prior_rate"),
 }
 ENERGY, BOUND = "learning.clip or learning.l2", "learning.clip or chains.posterior.bound"
@@ -85,6 +86,22 @@ def diverged(row: Mapping[str, Any], config: Config) -> str | None:
         if not math.isfinite(value) or abs(value) > limit:
             return f"{key} is {value:.4g}; {advice(hint, config, config.chains_at(row['step'] - 1))}"
     return None
+
+
+def short(config: Config) -> str | None:
+    """Prior chains too short for an energy over a p_0 that follows posterior draws, while no posterior chain holds those (docs/method.md)."""
+    chain, draw = config.chains.prior, config.draw
+    alone = draw.posterior == "amortised" or draw.alone
+    if not (alone and chain.steps) or draw.prior != "langevin" or config.prior.kind != "energy" or config.prior.base == "standard":
+        return None
+    sizes = (*chain.first_steps, *[chain.step_size] * chain.steps)[: chain.steps]
+    reach = sum(s * s for s in sizes) / 2
+    if reach >= REACH:
+        return None
+    return (
+        f"prior chains of {chain.steps} steps have a reach (K0 s^2 / 2) of {reach:.2g}; under {REACH:g} the energy may run away while the encoder learns alone, "
+        "and p_0 with it: raise chains.prior.steps, or lower learning.prior_rate"
+    )
 
 
 def exploded(weights: Mapping[str, float]) -> str | None:

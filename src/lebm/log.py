@@ -63,6 +63,15 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def started_from(run: Path) -> dict[str, Any] | None:
+    """Whose networks a run began with, after how many updates in all; None where it began with random ones."""
+    for row in read(run / "log.jsonl"):
+        start = row.get("start")
+        if isinstance(start, dict) and isinstance(start.get("experiment"), str) and isinstance(start.get("updates"), int):
+            return {key: start[key] for key in ("experiment", "updates")}
+    return None
+
+
 @contextmanager
 def progress_bar(console: Console | None, what: str) -> Iterator[Any]:
     """Yields update(done, total, note=""): a bar with elapsed and remaining time on a terminal, now and then a line in a file."""

@@ -70,6 +70,8 @@ class Loop:
             self._say(
                 f"note: draw.alone is {alone} and this run ends after {config.steps} updates: the encoder learns alone to the end, no chain refines its z"
             )
+        if first == 0 and (words := health.short(state.config)):
+            self._say(f"note: {words}")
         started, before, marked = time.monotonic(), state.seconds, (time.monotonic(), state.step)
         saved = state.step
         while state.step < config.steps:

@@ -14,13 +14,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lebm import checkpoint, fast
-from lebm.config import Config, check_learning, flatten, resolve
+from lebm.config import Config, check_learning, flatten, preset_names, resolve
 from lebm.data import Batches, SentenceBatches, VariedBatches, data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import TextGenerator
 from lebm.generators.image import to_pixels
-from lebm.log import progress_bar
+from lebm.log import progress_bar, started_from
 from lebm.loop import Loop
 from lebm.model import LatentEBM, load
 from lebm.runs import HANDED_IN, check_run, started
@@ -61,11 +61,11 @@ def train(
     if fresh:
         check_learning(config)
     net = _build(config, model).to(where)
-    rows, new = _rows(config, net, data, data_dir, console), []
+    rows, new, start = _rows(config, net, data, data_dir, console), [], None
     if config.training.start_from and fresh:
         if isinstance(model, LatentEBM):
             raise ConfigError(f"training.start_from is {config.training.start_from} and a model was handed in; give one of the two")
-        new = take_over(net, config.training.start_from)
+        new, start = take_over(net, config.training.start_from)
     state = TrainingState(config, net, where, capturable=fast.wanted(config, where))
     batches = make_batches(config, rows, where)
     with started(folder) if folder else nullcontext(), fitting_threads(net):  # only now: what fails before leaves nothing behind
@@ -73,6 +73,8 @@ def train(
             state.resume_from(folder)
             folder.put(config)
         loop = Loop(state, batches, folder, max_seconds, console, data_dir, watch)
+        if start and loop.log:
+            loop.log.row({"step": 0, "start": start})
         if new:
             loop.warn(f"not like those of {config.training.start_from}, and so begun anew: {', '.join(new)}")
         loop.run()
@@ -120,13 +122,15 @@ def make_batches(config: Config, rows: Tensor, device: torch.device) -> Batches:
     return (SentenceBatches if config.generator.kind == "text" and rows.ndim == 2 else Batches)(*common)
 
 
-def take_over(model: LatentEBM, source: str) -> list[str]:
+def take_over(model: LatentEBM, source: str) -> tuple[list[str], dict[str, Any]]:
     """Start with the networks of another run: its generator, and of the others those that are configured alike; a flow with its prior only,
-    on whose u it lives. Returns the names of those that begin anew."""
+    on whose u it lives. Returns the names of those that begin anew, and what they were: whose, after how many updates in all."""
     try:
         old = _load_like(model, source)
     except CheckpointError as e:
-        raise CheckpointError(f"training.start_from is {source}: {e}") from None
+        name = Path(source).name
+        first = f"; learn it first: lebm train {name}" if name in preset_names() and not Path(source).exists() else ""
+        raise CheckpointError(f"training.start_from is {source}: {e}{first}") from None
     mine, its = (flatten({"nz": c.nz, "generator": c.to_dict()["generator"]}) for c in (model.config, old.config))
     if mine["generator.kind"] != its["generator.kind"]:
         raise ConfigError(
@@ -146,7 +150,8 @@ def take_over(model: LatentEBM, source: str) -> list[str]:
             ours.load_state_dict(theirs[name].state_dict())
         else:
             new.append(name)
-    return new
+    before = (started_from(Path(source)) or {}).get("updates", 0)
+    return new, {"experiment": old.config.experiment, "updates": (old.step or 0) + before}
 
 
 def _load_like(model: LatentEBM, source: str) -> LatentEBM:
