@@ -61,7 +61,9 @@ def train(
     if fresh:
         check_learning(config)
     net = _build(config, model).to(where)
-    rows, new, start = _rows(config, net, data, data_dir, console), [], None
+    rows = _rows(config, net, data, data_dir, console)
+    new: list[str] = []
+    start: dict[str, Any] | None = None
     if config.training.start_from and fresh:
         if isinstance(model, LatentEBM):
             raise ConfigError(f"training.start_from is {config.training.start_from} and a model was handed in; give one of the two")
