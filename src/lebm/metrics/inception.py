@@ -41,7 +41,8 @@ class Inception:
 
     def __init__(self, network: torch.nn.Module, device: torch.device) -> None:
         self.network, self.device = network, device
-        self.batch = 250 if device.type == "cuda" else 50  # what fits; no feature depends on its neighbours
+        # What fits; no feature depends on its neighbours. On a CPU few at a time: larger maps are handed back to the system and asked for again.
+        self.batch = 250 if device.type == "cuda" else min(50, 2 * torch.get_num_threads())
 
     @property
     def precision(self) -> str:
