@@ -12,6 +12,7 @@ from torch import Tensor
 from lebm.config import Chains, Config
 from lebm.learn import Step
 from lebm.model import LatentEBM
+from lebm.sampler import step_size
 from lebm.words import PAD
 
 # Beyond these a run no longer learns anything. The paper's runs stay below |f| = 1000 and mean z^2 = 20.
@@ -94,8 +95,7 @@ def short(config: Config) -> str | None:
     alone = draw.posterior == "amortised" or draw.alone
     if not (alone and chain.steps) or draw.prior != "langevin" or config.prior.kind != "energy" or config.prior.base == "standard":
         return None
-    sizes = (*chain.first_steps, *[chain.step_size] * chain.steps)[: chain.steps]
-    reach = sum(s * s for s in sizes) / 2
+    reach = sum(step_size(chain, k) ** 2 for k in range(chain.steps)) / 2
     if reach >= REACH:
         return None
     return (
