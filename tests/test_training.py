@@ -15,7 +15,7 @@ from torch import nn
 
 import lebm
 import lebm.prior
-from lebm import learn, loop, training
+from lebm import learn, loop, report, training
 from lebm.cells import updates
 from lebm.config import Chain, Chains, resolve
 from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
@@ -733,19 +733,27 @@ def test_networks_that_do_not_fit_are_refused(tmp_path):
         train(tiny("training.start_from=gone/digits"))
 
 
+def began(run):
+    return started_from(read(run / "log.jsonl"))
+
+
 def test_a_run_keeps_whose_networks_it_began_with(tmp_path):
     """And of a third run all updates count, also after it has been resumed."""
     train(tiny("experiment=one", "training.steps=2"), run=tmp_path / "one")
-    assert started_from(tmp_path / "one") is None
+    assert began(tmp_path / "one") is None
     train(tiny("experiment=two", "training.steps=3", f"training.start_from={tmp_path / 'one'}"), run=tmp_path / "two")
-    assert started_from(tmp_path / "two") == {"experiment": "one", "updates": 2}
+    assert began(tmp_path / "two") == {"experiment": "one", "updates": 2}
     third = ("experiment=three", f"training.start_from={tmp_path / 'two'}")
     train(tiny(*third, "training.steps=1"), run=tmp_path / "three")
     train(tiny(*third, "training.steps=2"), run=tmp_path / "three", resume=True)
-    assert started_from(tmp_path / "three") == {"experiment": "two", "updates": 5}
+    assert began(tmp_path / "three") == {"experiment": "two", "updates": 5}
     found = evaluate(tmp_path / "three", ("mse",), limit=2, pictures=False)
     assert found["protocol"]["start"] == {"experiment": "two", "updates": 5} and found["steps"] == 2
     assert updates(found) == "7 updates, the first 5 as `two`"
+    pages = {name: report.write(tmp_path / name).read_text(encoding="utf-8") for name in ("one", "three")}
+    assert "<dt>after those of</dt><dd>two, 5</dd>" in pages["three"] and "after those of" not in pages["one"]
+    rows = [{"step": 0, "start": {"experiment": "x", "updates": n}} for n in (1, 2)]  # the first start was killed before its first checkpoint
+    assert started_from(rows)["updates"] == 2 and started_from([{"start": {"experiment": 1, "updates": "many"}}, {"start": 3}]) is None
 
 
 def test_another_precision_than_asked_for_is_logged(tmp_path):

@@ -9,6 +9,7 @@ from lebm.config import BASES, flatten, preset_names, resolve
 from lebm.published import COLUMNS, PAPER_UPDATES
 from lebm.runs import FREE_ON_RESUME
 
+START = "training.start_from"
 SIDE_BY_SIDE = "side-by-side"  # results.side_by_side
 LONG_RUN = "long_run_ratio"  # the metric that tells a long-run test from an evaluation
 RECROPPED = "0244d93d46eb266580b1f5ad012f1669b61ddce0f9712d3b421ff6f1d566f524"  # data.sha256 of SVHN cut from Format 1 again
@@ -88,9 +89,6 @@ def chain_length(result: Mapping[str, Any], kind: str) -> str:
     """K0 or K1 behind the numbers; of `mse` and `mse_100` the first that was measured."""
     steps = how_measured(result, kind).get("chain_steps", result["config"]["chains"][kind]["steps"])
     return str(steps[0] if isinstance(steps, list) else steps)
-
-
-START = "training.start_from"
 
 
 def updates(result: Mapping[str, Any]) -> str:

@@ -21,10 +21,10 @@ from lebm.compare import inception
 from lebm.data import data_root
 from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError
-from lebm.evaluation import Evaluation, Metric, Numbers, drawing
+from lebm.evaluation import Evaluation, Metric, Numbers, drawing, of_weights
 from lebm.generators import TextGenerator
 from lebm.generators.image import as_floats, to_pixels
-from lebm.log import progress_bar, started_from
+from lebm.log import progress_bar
 from lebm.log import read as read_log
 from lebm.metrics.inception import FILE, Features
 from lebm.model import LatentEBM, load
@@ -82,12 +82,11 @@ def evaluate(
     if console and facts["steps"] == 0:
         which = "the networks it started from" if model.config.training.start_from else "random networks"
         console.print(f"note: this run has saved no update yet; these are numbers of {which}")
-    kept = {"checkpoint": "last", **({"start": start} if (start := started_from(run)) else {})}
     target, summary = run / ("validation.json" if split == "validation" else "metrics.json"), {}
     with fitting_threads(model):
         for values, protocol in measure(ev, chosen):  # each is kept as soon as it is known
             seconds = round(time.monotonic() - started, 1)
-            summary = merged(results.result(metrics=values, protocol={**kept, **protocol}, seconds=seconds, **facts), target)
+            summary = merged(results.result(metrics=values, protocol={**of_weights(run), **protocol}, seconds=seconds, **facts), target)
             results.write(target, summary)
     if pictures and split != "validation":
         draw(run, ev)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lebm.config import Chains
 from lebm.data import Splits
-from lebm.log import progress_bar
+from lebm.log import progress_bar, read, started_from
 from lebm.methods.ways import ALONE, Drawing
 from lebm.metrics.inception import Features
 from lebm.model import LatentEBM
@@ -59,6 +59,12 @@ class Evaluation:
     def drawing(self, kind: str) -> Drawing:
         """How z is drawn from the `prior` or `posterior`: by the run's own way, or by the one asked for."""
         return drawing(self.model, kind, self.prior_by if kind == "prior" else self.posterior_by)
+
+
+def of_weights(run: Path) -> dict[str, Any]:
+    """What every protocol says of the weights: which checkpoint they are, and with whose networks their run began."""
+    start = started_from(read(run / "log.jsonl"))
+    return {"checkpoint": "last", **({"start": start} if start else {})}
 
 
 def drawing(model: LatentEBM, kind: str, by: str | None) -> Drawing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def started_from(run: Path) -> dict[str, Any] | None:
-    """Whose networks a run began with, after how many updates in all; None where it began with random ones."""
-    for row in read(run / "log.jsonl"):
+def started_from(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Whose networks the run of a log began with, after how many updates in all; None where it began with random ones."""
+    for row in reversed(rows):  # of two starts, the first of which was killed at once, the one that it went on from
         start = row.get("start")
         if isinstance(start, dict) and isinstance(start.get("experiment"), str) and isinstance(start.get("updates"), int):
             return {key: start[key] for key in ("experiment", "updates")}

@@ -20,7 +20,7 @@ from lebm.data import load as load_data
 from lebm.errors import CheckpointError, ConfigError, DataError
 from lebm.generators import TextGenerator
 from lebm.generators.image import to_pixels
-from lebm.log import progress_bar, started_from
+from lebm.log import progress_bar, read, started_from
 from lebm.loop import Loop
 from lebm.model import LatentEBM, load
 from lebm.runs import HANDED_IN, check_run, started
@@ -152,7 +152,7 @@ def take_over(model: LatentEBM, source: str) -> tuple[list[str], dict[str, Any]]
             ours.load_state_dict(theirs[name].state_dict())
         else:
             new.append(name)
-    before = (started_from(Path(source)) or {}).get("updates", 0)
+    before = (started_from(read(Path(source) / "log.jsonl")) or {}).get("updates", 0)
     return new, {"experiment": old.config.experiment, "updates": (old.step or 0) + before}
 
 

@@ -13,7 +13,7 @@ from lebm.compare import inception
 from lebm.data import data_root
 from lebm.errors import ConfigError
 from lebm.evaluate import PHOTOGRAPHS
-from lebm.evaluation import Evaluation
+from lebm.evaluation import Evaluation, of_weights
 from lebm.image_metrics import fid_after, frechet_after
 from lebm.metrics.inception import FILE, Features
 
@@ -50,7 +50,7 @@ def measure(
         experiment=f"{model.config.experiment}-long-run",
         metrics={f"{metric}_{k0}": short, f"{metric}_{steps}": long, "long_run_ratio": long / short if short else None},
         protocol={
-            "checkpoint": "last",
+            **of_weights(subject.run),
             "long_run": {**ev.protocol, **own.protocol(), "start": start_of(model), "chain_steps": [k0, steps], "passes_at": WORST},
         },
         data={"name": model.config.data.name, "train": len(ev.train), "sha256": ev.content},

@@ -10,6 +10,7 @@ from typing import Any
 
 from lebm import figures, published, tables
 from lebm.config import flatten
+from lebm.log import started_from
 from lebm.report.charts import Series, lines
 from lebm.report.folder import Folder
 from lebm.report.ways import inferred, is_gaussian, model_sentence, other_way, sampled, way_of
@@ -45,6 +46,7 @@ METRICS: dict[str, tuple[str, str]] = {
 def header(folder: Folder) -> str:
     facts = [
         ("steps", folder.result.get("steps") or last_step(folder)),
+        ("after those of", began_with(folder)),
         ("latent dimensions", folder.setting("nz")),
         ("seed", folder.setting("seed")),
         ("device", folder.result.get("device")),
@@ -280,6 +282,12 @@ def why_prior(name: str, d: float | None, d0: float | None, base: str = "N(0, I)
             f"{base} also proposes codes that no image has, and the learned energy moves z away from them to where images are."
         )
     return f"{same} Here the learned prior brings no gain yet ({name} {short(d)} against {short(d0)} from {base}): learn longer, or look at the energy below."
+
+
+def began_with(folder: Folder) -> str | None:
+    """Whose networks a run went on with, which `steps` does not count."""
+    start = started_from(folder.rows)
+    return f"{start['experiment']}, {start['updates']:,}" if start else None
 
 
 def last_step(folder: Folder) -> int | None:
