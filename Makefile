@@ -22,7 +22,7 @@ format: $(VENV)/.dev
 
 # The tables of README.md and docs/results.md, from results/*.json
 results: $(VENV)/.ready
-	$(BIN)/python -m lebm.documents
+	$(BIN)/python tools/write_docs.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("lebm needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

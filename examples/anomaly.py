@@ -1,10 +1,11 @@
-"""Find what does not belong: images and a table, beside the detectors that a person would try first.
+"""Find anomalies among images and in a table, and compare with the detectors that a person would try first.
 
     python examples/anomaly.py                         # a minute or two on a CPU
     python examples/anomaly.py --out figures
 
-The embedded digits: eights are the anomaly, never seen while learning. scikit-learn's breast-cancer table: benign rows are normal.
-Every detector learns from the same normal rows and ranks the same test rows; labels are used for the numbers at the end alone.
+Among the embedded digits the eights are the anomalies, and no detector learns from one. In scikit-learn's breast-cancer table
+benign rows are normal. Every detector learns from the same normal rows and ranks the same test rows. The labels are used
+only for the numbers at the end.
 """
 
 import argparse
@@ -16,9 +17,9 @@ from sklearn.ensemble import IsolationForest
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
-from lebm import Detector, figures
-from lebm.anomaly.figure import draw
-from lebm.metrics.anomaly import auprc, chance
+from lebm import Detector
+from lebm.measure.auprc import auprc, chance
+from lebm.show.figures import detection, save
 
 
 def digits(anomaly=8):
@@ -52,19 +53,21 @@ def others(train, test):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Anomaly detection on the embedded digits and on a table.")
-    parser.add_argument("--steps", type=int, help="updates; default the detector's own")
+    parser.add_argument("--updates", type=int, help="learning updates; by default the detector's own number")
     parser.add_argument("--out", type=Path, default=Path(), help="the folder for the figures")
     args = parser.parse_args(argv)
     for name, (train, test, anomalous) in {"digits": digits(), "table": cancer()}.items():
-        detector = Detector(steps=args.steps).fit(train)
-        scores = {"lebm": detector.decision_function(test), **others(train.reshape(len(train), -1), test.reshape(len(test), -1))}
+        detector = Detector(updates=args.updates).fit(train)
+        rows, new = train.reshape(len(train), -1), test.reshape(len(test), -1)
+        scores = {"lebm": detector.decision_function(test), **others(rows, new)}
         print(f"{name}: {len(train)} normal rows to learn from, {len(test)} to judge, chance {chance(anomalous):.3f}")
         for who, values in scores.items():
             print(f"  {who:20} AUPRC {auprc(values, anomalous):.3f}")
-        found, alarms = (detector.predict(test[which]).mean() for which in (anomalous, ~anomalous))
-        print(f"  above its threshold: {found:.0%} of the anomalies, {alarms:.0%} of the normal rows")
+        hits, alarms = (detector.predict(test[which]).mean() for which in (anomalous, ~anomalous))
+        print(f"  above its threshold: {hits:.0%} of the anomalies, {alarms:.0%} of the normal rows")
         pixels = test[:, None] if test.ndim == 3 else None
-        print("  " + str(figures.save(draw(scores["lebm"], anomalous, pixels, f"lebm.Detector on the {name}"), args.out / f"anomaly-{name}.png")))
+        figure = detection(scores["lebm"], anomalous, pixels, f"lebm.Detector on the {name}")
+        print(f"  {save(figure, args.out / f'anomaly-{name}.png')}")
 
 
 if __name__ == "__main__":

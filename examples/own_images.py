@@ -1,7 +1,7 @@
-"""Your own pictures: point lebm at a folder, train, sample, reconstruct, score.
+"""Pictures of your own: train on a folder of images, then sample, reconstruct and score.
 
     python examples/own_images.py                      # makes a small folder of synthetic pictures first
-    python examples/own_images.py --images MY_FOLDER --size 64 --steps 20000 --out runs/mine
+    python examples/own_images.py --images MY_FOLDER --size 64 --updates 20000 --out runs/mine
 
 The same from the command line:
 
@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import lebm
-from lebm import figures
-from lebm.data import read_inputs
-from lebm.generators.image import to_pixels
+from lebm.core.pixels import to_pixels
+from lebm.modalities import of
+from lebm.show.pictures import pairs, save
 
 
 def make_pictures(folder, n=190, seed=0):
@@ -38,7 +38,7 @@ def make_pictures(folder, n=190, seed=0):
 
 
 def make_odd_pictures(folder, n=10, seed=1):
-    """Pictures that are nothing like the others: coloured noise."""
+    """Pictures that are not like the others: coloured noise."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     for i in range(n):
@@ -47,9 +47,13 @@ def make_odd_pictures(folder, n=10, seed=1):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Train lebm on a folder of images.")
-    parser.add_argument("--images", type=Path, help="a folder of PNG, JPEG or WebP files; synthetic pictures if it is left out")
-    parser.add_argument("--size", type=int, default=16, help="pictures are cropped and resized to this many pixels a side")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--images", type=Path, help="a folder of PNG, JPEG or WebP files; where it is left out, synthetic pictures"
+    )
+    parser.add_argument(
+        "--size", type=int, default=16, help="pictures are cropped and resized to this many pixels a side"
+    )
+    parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("runs/own_images"), help="the run folder, which must be new")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
@@ -58,37 +62,39 @@ def main(argv=None):
         if args.images is None:
             args.images = Path(temporary, "pictures")
             make_pictures(args.images)
-        run(args.images, odd, args.size, args.steps, args.out)
+        run(args.images, odd, args.size, args.updates, args.out)
 
 
-def run(images, odd, size, steps, out):
+def run(images, odd, size, updates, out):
     config = {
-        "preset": "images",
-        "experiment": "own_images",
+        "preset": "images/paper",
+        "name": "own_images",
         "nz": 16,
         "data.path": str(images),
         "generator.size": size,
-        "prior.width": 100,
+        "method.energy.width": 100,
         "generator.ngf": 8,
         "generator.sigma": 0.2,
-        "learning.prior_rate": 1e-4,
-        "learning.generator_rate": 1e-3,
-        "training.steps": steps,
+        "optimizers.prior.rate": 1e-4,
+        "optimizers.generator.rate": 1e-3,
+        "training.updates": updates,
         "training.batch": 50,
-        "training.log_every": max(1, steps // 8),
+        "training.log_every": max(1, updates // 8),
     }
     lebm.train(config, run=out)
-    model = lebm.load(out)  # what lebm.train returned; here as a later program would get it
+    model = lebm.load(out)  # the same as what lebm.train returned, as a later program would get it
+    read = of(model.generator.modality).read_inputs  # cropped and resized as the training pictures were
 
-    figures.save(figures.grid(to_pixels(model.sample(64, seed=0))), out / "samples.png")
+    lebm.save_images(model.sample(64, seed=0), out / "samples.png")
 
-    pixels, names = read_inputs([images], model.generator.shape)  # uint8 (n, 3, size, size), and the files' names
-    x_hat = model.reconstruct(pixels[:20])
-    figures.save(figures.pairs(pixels[:20], to_pixels(x_hat)), out / "reconstructions.png")
+    pictures = read([images], model.generator)  # .rows: uint8 (n, 3, size, size), .names: of the files
+    x_hat = model.reconstruct(pictures.rows[:20])
+    save(pairs(pictures.rows[:20], to_pixels(x_hat)), out / "reconstructions.png")
 
-    scores = model.anomaly_score(pixels)  # higher is stranger
-    strange = model.anomaly_score(read_inputs([odd], model.generator.shape)[0])
-    print(f"the strangest of the pictures: {names[int(scores.argmax())]} with score {scores.max():.1f}; their median is {scores.median():.1f}")
+    scores = model.anomaly_score(pictures.rows)  # higher is stranger
+    strange = model.anomaly_score(read([odd], model.generator).rows)
+    first, middle = pictures.names[int(scores.argmax())], scores.median()
+    print(f"the strangest of the pictures: {first} with score {scores.max():.1f}; their median is {middle:.1f}")
     print(f"pictures of noise: median score {strange.median():.1f}")
     print(f"samples.png and reconstructions.png are in {out}")
 

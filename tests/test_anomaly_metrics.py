@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lebm.metrics.anomaly import auprc, auroc, chance, precision_recall, smallest
+from lebm.measure.auprc import auprc, auroc, chance, precision_recall, smallest
 
 
 def test_by_hand():
@@ -42,7 +42,8 @@ def test_the_bounds_of_the_paper_s_composition():
 
 
 @pytest.mark.parametrize(
-    ("scores", "anomalous"), [([1, 2], [True, True]), ([1, 2], [False, False]), ([1, np.nan], [True, False]), ([1, 2, 3], [True, False])]
+    ("scores", "anomalous"),
+    [([1, 2], [True, True]), ([1, 2], [False, False]), ([1, np.nan], [True, False]), ([1, 2, 3], [True, False])],
 )
 def test_what_cannot_be_measured_is_refused(scores, anomalous):
     with pytest.raises(ValueError):

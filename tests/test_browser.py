@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 import lebm
-from lebm import analysis, report
-from lebm.explore import Lab, Server
+from lebm.measure import analysis
+from lebm.show import report
+from lebm.show.explorer import Lab, Server
 
 WAIT = 60
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -47,8 +48,8 @@ def browser(width=1200, dark=False):
 def until(what, seconds=WAIT):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := what():
-            return found
+        if result := what():
+            return result
         time.sleep(0.05)
     raise AssertionError("it did not happen in time")
 
@@ -69,7 +70,10 @@ def white_picture():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser") / "digits"
-    lebm.train({"preset": "digits", "training.steps": 30, "training.log_every": 5, "chains.prior.steps": 10}, run=folder)
+    lebm.train(
+        {"preset": "digits", "training.updates": 30, "training.log_every": 5, "method.prior_chain.steps": 10},
+        run=folder,
+    )
     return folder
 
 
@@ -96,8 +100,10 @@ def test_the_report(run, rough_log_z):
         assert step.text != before and strip.value_of_css_property("transform") != place
         assert one("svg[data-name=chains] .cursor").get_attribute("d")
         chart = one("#curves svg")
-        until(lambda: chart.send_keys("\ue014") or one(".tip").is_displayed())  # arrow right; scrolling to the chart may hide it once
-        assert "training step" in one(".tip").text
+        until(
+            lambda: chart.send_keys("\ue014") or one(".tip").is_displayed()
+        )  # arrow right; scrolling to the chart may hide it once
+        assert "update" in one(".tip").text
         chart.send_keys("\ue00c")  # escape
         assert not one(".tip").is_displayed()
         one("[data-play]").click()
@@ -132,7 +138,7 @@ def test_the_explorer(server, tmp_path):
         source = lambda name: one(name).get_attribute("src")  # noqa: E731
         pixels = lambda: page.execute_script("return document.querySelector('#tiles canvas').toDataURL()")  # noqa: E731
         until(lambda: source("picture") and one("time").get_attribute("max") == "10")
-        assert one("title").text == "digits" and len(page.find_elements("css selector", "#tiles canvas")) == 18
+        assert one("title").text == "digits/paper" and len(page.find_elements("css selector", "#tiles canvas")) == 18
 
         first = pixels()
         one("time").send_keys(*["\ue012"] * 5)
@@ -150,11 +156,13 @@ def test_the_explorer(server, tmp_path):
         until(lambda: source("picture") != image)  # a direction in z
 
         one("k").send_keys(*["\ue014"] * 10)
-        until(lambda: int(one("k-shown").text.replace(",", "")) > 10 and "step 10" not in one("time-shown").text)  # longer chains
+        until(
+            lambda: int(one("k-shown").text.replace(",", "")) > 10 and "step 10" not in one("time-shown").text
+        )  # longer chains
 
         one("file").send_keys(str(picture))
-        until(lambda: one("strange").is_displayed() and source("seen"))
-        assert "% of 64 test images" in one("strange").text and source("seen") != source("picture")
+        until(lambda: one("strange").is_displayed() and source("given"))
+        assert "% of 64 test images" in one("strange").text and source("given") != source("picture")
         assert one("message").text == ""
 
         score = one("score").text
@@ -165,13 +173,16 @@ def test_the_explorer(server, tmp_path):
 def test_the_explorer_of_a_run_without_a_prior_chain(tmp_path):
     pytest.importorskip("zuko")
     run = tmp_path / "flow"
-    lebm.train({"preset": "digits", "training.steps": 3, "draw.prior": "flow", "flow.width": 8, "flow.layers": 2}, run=run)
+    flow = {"kind": "flow", "width": 8, "layers": 2}
+    lebm.train(
+        {"preset": "digits", "training.updates": 3, "method.prior_start": flow, "method.prior_chain.steps": 0}, run=run
+    )
     with Server(Lab(analysis.Subject(run, "cpu"))) as s, browser() as page:
         threading.Thread(target=s.serve_forever, daemon=True).start()
         page.get(s.address)
         one = lambda name: page.find_element("id", name)  # noqa: E731
         until(lambda: one("picture").get_attribute("src"))
-        assert one("k-shown").text == "0" and one("start").text == "the flow's draws" and "no prior chain" in one("lead").text
+        assert one("k-shown").text == "0" and "Prior: by the flow alone." in one("lead").text
         one("k").send_keys(*["\ue014"] * 50)
         until(lambda: one("time").get_attribute("max") == "18" and int(one("k-shown").text) == 71)
         assert one("message").text == ""
@@ -186,5 +197,7 @@ def test_the_explorer_says_what_is_wrong_with_a_file(server, tmp_path):
         page.find_element("id", "file").send_keys(str(tmp_path / "no.png"))
         until(lambda: "no PNG, JPEG or WebP picture" in page.find_element("id", "message").text)
         assert page.execute_script("return document.documentElement.scrollWidth") <= 390
-        refused = [entry for entry in page.get_log("browser") if "400" not in entry["message"]]  # Chromium notes the refusal itself
+        refused = [
+            entry for entry in page.get_log("browser") if "400" not in entry["message"]
+        ]  # Chromium notes the refusal itself
         assert refused == []

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from lebm.metrics.chains import autocorrelation, effective_sample_size, split, split_rhat
+from lebm.measure.chains import autocorrelation, effective_sample_size, split, split_rhat
 
 
 def ar1(phi, chains=8, draws=4000, seed=0):

@@ -14,14 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lebm import checkpoint
 from lebm.config import resolve
-from lebm.errors import CheckpointError, UserError
-from lebm.model import LatentEBM, load
+from lebm.config.build import build
+from lebm.core import files
+from lebm.core.errors import CheckpointError, UserError
+from lebm.core.tensors import load_tensors, save_tensors
+from lebm.run import load, save
+from lebm.training import checkpoint
 
-TINY = resolve("digits", ["generator.ngf=2", "prior.width=4", "nz=3"])
+TINY = resolve("digits", ["generator.ngf=2", "method.energy.width=4", "nz=3"])
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones((), dtype=torch.uint8)}
-NOTE = {"step": 3, "words": "β"}
+NOTE = {"updates": 3, "words": "β"}
 
 
 def refused(what, *parts):
@@ -49,7 +52,7 @@ class Canary:
 
 
 def test_a_file_is_written_whole_with_the_usual_rights(tmp_path):
-    checkpoint.write_atomic(tmp_path / "new" / "a.txt", "β")
+    files.write_atomic(tmp_path / "new" / "a.txt", "β")
     plain = tmp_path / "plain"
     plain.touch()
     assert (tmp_path / "new" / "a.txt").read_bytes() == "β".encode()
@@ -60,22 +63,23 @@ def test_a_file_is_written_whole_with_the_usual_rights(tmp_path):
 @pytest.mark.parametrize("broken", ["fsync", "replace", "write"])
 def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, broken):
     target = tmp_path / "model.safetensors"
-    checkpoint.save_tensors(target, TENSORS, NOTE)
+    save_tensors(target, TENSORS, NOTE)
     before = target.read_bytes()
 
     def fail(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if broken == "write":
-        monkeypatch.setattr(checkpoint, "_write_synced", fail)
+        monkeypatch.setattr(files, "write_synced", fail)
+        monkeypatch.setattr(checkpoint, "write_synced", fail)
     else:
         monkeypatch.setattr(Path if broken == "replace" else os, broken, fail)
     with pytest.raises(OSError, match="No space"):
-        checkpoint.save_tensors(target, {"a": torch.zeros(9)}, NOTE)
+        save_tensors(target, {"a": torch.zeros(9)}, NOTE)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path / "checkpoints", 5, TENSORS, {})
     assert target.read_bytes() == before and not litter(tmp_path)
-    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert checkpoint.saved_updates(tmp_path / "checkpoints") == []
 
 
 @pytest.mark.parametrize("nth", range(1, 5))
@@ -94,15 +98,19 @@ def test_a_checkpoint_cut_short_anywhere_leaves_the_one_before(tmp_path, monkeyp
         checkpoint.save(tmp_path, 2, TENSORS, {"seconds": 2.0})
     monkeypatch.setattr(os, "fsync", real)
     tensors, state = checkpoint.load_latest(tmp_path)
-    assert state["step"] == (2 if nth == 4 else 1)  # the fourth comes after the rename
+    assert state["updates"] == (2 if nth == 4 else 1)  # the fourth comes after the rename
     assert torch.equal(tensors["a"], TENSORS["a"]) and not litter(tmp_path)
 
 
 def test_the_last_three_are_kept(tmp_path):
     for step in (0, 5, 10, 15, 20):
         checkpoint.save(tmp_path, step, TENSORS, {})
-    assert checkpoint.steps(tmp_path) == [10, 15, 20] and sorted(p.name for p in tmp_path.iterdir()) == ["00000010", "00000015", "00000020"]
-    assert checkpoint.load_latest(tmp_path)[1]["step"] == 20
+    assert checkpoint.saved_updates(tmp_path) == [10, 15, 20] and sorted(p.name for p in tmp_path.iterdir()) == [
+        "00000010",
+        "00000015",
+        "00000020",
+    ]
+    assert checkpoint.load_latest(tmp_path)[1]["updates"] == 20
 
 
 def test_what_is_no_checkpoint_is_left_alone_and_half_a_one_is_swept(tmp_path):
@@ -111,24 +119,32 @@ def test_what_is_no_checkpoint_is_left_alone_and_half_a_one_is_swept(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     (tmp_path / "8").touch()
-    assert checkpoint.steps(tmp_path) == [7]
+    assert checkpoint.saved_updates(tmp_path) == [7]
     checkpoint.sweep(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["00000007", "notes", "²", "8"])
-    assert checkpoint.load_latest(tmp_path / "nothing") is None and checkpoint.steps(tmp_path / "nothing") == []
+    assert checkpoint.load_latest(tmp_path / "nothing") is None and checkpoint.saved_updates(tmp_path / "nothing") == []
 
 
 def test_a_checkpoint_is_readable_json_beside_tensors(tmp_path):
     folder = checkpoint.save(tmp_path, 12, TENSORS, {"seconds": 1.5})
     assert sorted(p.name for p in folder.iterdir()) == ["state.json", "tensors.safetensors"]
     state = json.loads((folder / "state.json").read_text())
-    assert state["step"] == 12 and state["seconds"] == 1.5 and state["file"]["bytes"] == (folder / "tensors.safetensors").stat().st_size
+    assert (
+        state["updates"] == 12
+        and state["seconds"] == 1.5
+        and state["file"]["bytes"] == (folder / "tensors.safetensors").stat().st_size
+    )
 
 
 def test_round_trip(tmp_path):
-    tensors = TENSORS | {"view": torch.arange(8.0)[::2], "bf": torch.ones(3, dtype=torch.bfloat16), "none": torch.zeros(0)}
+    tensors = TENSORS | {
+        "view": torch.arange(8.0)[::2],
+        "bf": torch.ones(3, dtype=torch.bfloat16),
+        "none": torch.zeros(0),
+    }
     tensors["shared"] = tensors["a"]  # safetensors itself refuses shared memory
-    checkpoint.save_tensors(tmp_path / "x.safetensors", tensors, NOTE)
-    back, note = checkpoint.load_tensors(tmp_path / "x.safetensors")
+    save_tensors(tmp_path / "x.safetensors", tensors, NOTE)
+    back, note = load_tensors(tmp_path / "x.safetensors")
     assert note == NOTE and back.keys() == tensors.keys()
     assert all(torch.equal(back[k], tensors[k]) and back[k].dtype == tensors[k].dtype for k in back)
 
@@ -139,7 +155,7 @@ def test_round_trip(tmp_path):
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     path = tmp_path_factory.mktemp("good") / "model.safetensors"
-    LatentEBM(TINY).save(path, {"step": 1})
+    save(build(TINY), path, {"updates": 1})
     return path
 
 
@@ -194,7 +210,7 @@ def test_a_state_that_is_not_readable(tmp_path, text):
     checkpoint.save(tmp_path, 3, TENSORS, {})
     folder = checkpoint.save(tmp_path, 4, TENSORS, {})
     (folder / checkpoint.STATE).write_bytes(text.encode("utf-8", "surrogateescape"))
-    refused(lambda: checkpoint.load_latest(tmp_path), "state.json", "delete", "step 3")
+    refused(lambda: checkpoint.load_latest(tmp_path), "state.json", "delete", "update 3")
 
 
 def test_a_state_of_megabytes(tmp_path, monkeypatch):
@@ -209,7 +225,12 @@ def test_foreign_safetensors(tmp_path, good):
     refused(lambda: load(path), "not written by lebm")
     safetensors.torch.save_file(TENSORS, path, metadata={"format": "pt"})
     refused(lambda: load(path), "not written by lebm")
-    for note, word in ((["x"], "foreign"), ({"step": 1}, "no lebm config"), ({"config": 3}, "no lebm config"), ({"config": {"nzz": 3}}, "nzz")):
+    for note, word in (
+        (["x"], "foreign"),
+        ({"updates": 1}, "no lebm configuration"),
+        ({"config": 3}, "no lebm configuration"),
+        ({"config": {"nzz": 3}}, "nzz"),
+    ):
         safetensors.torch.save_file(TENSORS, path, metadata={"lebm": json.dumps(note)})
         refused(lambda: load(path), word)
     safetensors.torch.save_file(TENSORS, path, metadata={"lebm": "{"})
@@ -217,13 +238,17 @@ def test_foreign_safetensors(tmp_path, good):
 
 
 def test_wrong_shapes_and_names(tmp_path, good):
-    tensors, note = checkpoint.load_tensors(good)
+    tensors, note = load_tensors(good)
     path = tmp_path / "x.safetensors"
     first = next(iter(tensors))
-    for changed in (tensors | {first: torch.zeros(1)}, {k: v for k, v in tensors.items() if k != first}, tensors | {"more": torch.zeros(1)}):
-        checkpoint.save_tensors(path, changed, note)
+    for changed in (
+        tensors | {first: torch.zeros(1)},
+        {k: v for k, v in tensors.items() if k != first},
+        tensors | {"more": torch.zeros(1)},
+    ):
+        save_tensors(path, changed, note)
         refused(lambda: load(path), "does not fit this model")
-    checkpoint.save_tensors(path, tensors, note | {"config": TINY.with_values(nz=4).to_dict()})
+    save_tensors(path, tensors, note | {"config": TINY.with_values(nz=4).to_dict()})
     refused(lambda: load(path), "does not fit this model")
 
 
@@ -232,20 +257,28 @@ def test_wrong_shapes_and_names(tmp_path, good):
     [
         {"generator.widths": [10**9]},
         {"generator.ngf": 4096, "nz": 4096},
-        {"prior.width": 65536},
+        {"method.energy.width": 65536},
         {"nz": 10**12},
-        {"encoder.width": 4096, "draw.posterior": "warm", "generator.widths": [64]},
-        {"flow.width": 4096, "flow.bins": 64, "flow.layers": 64, "draw.prior": "flow"},
+        {
+            "method.posterior_start": {"kind": "encoder", "width": 4096},
+            "generator.size": 32,
+            "generator.widths": [64, 64, 64],
+        },
+        {"method.prior_start": {"kind": "flow", "width": 4096, "bins": 64, "layers": 64}},
+        {"method.base": {"kind": "flow", "width": 4096, "bins": 64, "layers": 64}},
+        {"method.base": {"kind": "mixture", "components": 1000}, "nz": 4096},
     ],
 )
 def test_a_small_file_cannot_ask_for_all_memory(tmp_path, good, changes):
-    tensors, note = checkpoint.load_tensors(good)
-    config = note["config"]
+    tensors, note = load_tensors(good)
     for key, value in changes.items():
-        part, _, name = key.rpartition(".")
-        (config[part] if part else config)[name] = value
-    checkpoint.save_tensors(tmp_path / "x.safetensors", tensors, note)
-    refused(lambda: load(tmp_path / "x.safetensors"), "config")
+        *sections, name = key.split(".")
+        part = note["config"]
+        for section in sections:
+            part = part[section]
+        part[name] = value
+    save_tensors(tmp_path / "x.safetensors", tensors, note)
+    refused(lambda: load(tmp_path / "x.safetensors"), "configuration")
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
@@ -277,7 +310,9 @@ def test_absurd_tensors_in_the_header(tmp_path, entry):
     refused(lambda: load(path), path)
 
 
-@pytest.mark.parametrize("raw", [b"[1]", b"3", b'{"__metadata__": 3}', b'{"__metadata__": {"lebm": 3}}', b"\xff\xff", b"[" * 100_000, b'"x"'])
+@pytest.mark.parametrize(
+    "raw", [b"[1]", b"3", b'{"__metadata__": 3}', b'{"__metadata__": {"lebm": 3}}', b"\xff\xff", b"[" * 100_000, b'"x"']
+)
 def test_headers_that_are_no_header(tmp_path, raw):
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(raw)) + raw)
@@ -296,9 +331,9 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path):
     """0x80 is a pickle's first byte, and the low byte of every thirty-second header length."""
     seen = set()
     for n in range(0, 300, 4):
-        checkpoint.save_tensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)}, {"note": "x" * n})
+        save_tensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)}, {"note": "x" * n})
         seen.add((tmp_path / "a.safetensors").read_bytes()[0])
-        assert checkpoint.load_tensors(tmp_path / "a.safetensors")[1]["note"] == "x" * n
+        assert load_tensors(tmp_path / "a.safetensors")[1]["note"] == "x" * n
     assert 0x80 in seen
 
 

@@ -20,19 +20,27 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from rich.console import Console
 
 import lebm
-from lebm import checkpoint, cli, training
-from lebm.config import preset_names, resolve
-from lebm.results import KEYS
-from lebm.training import train
+from lebm import cli
+from lebm.cli import common
+from lebm.cli.common import POSTERIOR_STARTS, PRIOR_STARTS, Terminal
+from lebm.cli.use import SCORES
+from lebm.config import EncoderStart, FlowStart, NoiseStart, ReplayStart, preset_names, resolve
+from lebm.core import files
+from lebm.core.tensors import load_tensors, save_tensors
+from lebm.measure import METRICS
+from lebm.measure.result import KEYS
+from lebm.training import checkpoint
+from lebm.training.train import train
 
 TINY = {
     "generator.ngf": 4,
-    "prior.width": 16,
-    "chains.prior.steps": 5,
-    "chains.posterior.steps": 3,
-    "training.steps": 6,
+    "method.energy.width": 16,
+    "method.prior_chain.steps": 5,
+    "method.posterior_chain.steps": 3,
+    "training.updates": 6,
     "training.log_every": 2,
     "training.checkpoint_every": 3,
     "training.batch": 20,
@@ -62,21 +70,21 @@ def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
-class Said:
+class Answer:
     def __init__(self, code, out, err):
         self.code, self.out, self.err = code, out, err
 
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """call("sample", run, …): the program in this process; how it ended and what it said."""
+    """call("sample", run, …): the program in this process; how it ended and what it answer."""
 
     def program(*args):
         monkeypatch.setattr(sys, "argv", ["lebm", *map(str, args)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as e:
             cli.main()
-        return Said(e.value.code or 0, *capsys.readouterr())
+        return Answer(e.value.code or 0, *capsys.readouterr())
 
     return program
 
@@ -84,9 +92,9 @@ def call(monkeypatch, capsys):
 @pytest.fixture
 def ok(call):
     def program(*args):
-        said = call(*args)
-        assert said.code == 0, said.err
-        return said
+        answer = call(*args)
+        assert answer.code == 0, answer.err
+        return answer
 
     return program
 
@@ -96,10 +104,10 @@ def refused(call):
     """The call ends with code 2 and one sentence on standard error that contains all the parts."""
 
     def program(*args, says=()):
-        said = call(*args)
-        assert said.code == 2 and said.out == "" and "Traceback" not in said.err, said.err
-        lines = said.err.splitlines()
-        assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) < 900, said.err
+        answer = call(*args)
+        assert answer.code == 2 and answer.out == "" and "Traceback" not in answer.err, answer.err
+        lines = answer.err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) < 900, answer.err
         assert all(str(part) in lines[0] for part in says), lines[0]
         return lines[0]
 
@@ -110,12 +118,15 @@ def snapshot(folder):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# --- the program itself -----------------------------------------------------------------------------------------------
+# --- the program itself ---------------------------------------------------------------------------------------------
 
 
 def test_version_and_help(ok, call):
     assert ok("--version").out == f"lebm {lebm.__version__}\n"
-    assert all(word in ok("--help").out for word in ("train", "demo", "sample", "reconstruct", "score", "evaluate", "presets", "data"))
+    assert all(
+        word in ok("--help").out
+        for word in ("train", "demo", "sample", "reconstruct", "score", "evaluate", "presets", "data")
+    )
     for command in ("train", "demo", "sample", "reconstruct", "score", "evaluate", "presets", "data"):
         assert "--help" in ok(command, "--help").out
     assert call().code == 2
@@ -124,6 +135,71 @@ def test_version_and_help(ok, call):
 def test_python_m_is_the_same_program():
     done = subprocess.run([sys.executable, "-m", "lebm", "--version"], capture_output=True, text=True, env=ALONE)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"lebm {lebm.__version__}\n", "")
+
+
+def seconds(*words, runs=5):
+    """The least processor time of a program over several runs: what it takes where nothing else runs."""
+    times = []
+    for _ in range(runs):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], env=ALONE, capture_output=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "--help"], ["train", "svnh/paper"]])
+def test_a_quick_answer(words):
+    assert seconds("-m", "lebm", *words) <= 0.4
+    heavy = "{'torch', 'numpy', 'sklearn', 'matplotlib', 'scipy', 'PIL'} & set(sys.modules)"
+    program = (
+        f"import sys; sys.argv[1:] = {words}; from lebm import cli\ntry: cli.main()\nexcept SystemExit: print({heavy})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ALONE)
+    assert done.stdout.splitlines()[-1] == "set()", "nothing heavy was imported"
+
+
+def test_importing_the_package_costs_little_more_than_torch():
+    assert seconds("-c", "import torch, lebm", runs=3) - seconds("-c", "import torch", runs=3) <= 0.2
+
+
+def test_the_metrics_are_listed_from_their_objects(ok):
+    out = ok("metrics").out
+    for metric in METRICS.values():
+        assert f"{metric.name}: {metric.title}" in out and metric.about in out and metric.direction in out
+
+
+def test_the_schema_is_json(ok):
+    schema = json.loads(ok("schema").out)
+    assert {"data", "generator", "method", "optimizers", "training"} <= set(schema["properties"])
+
+
+def test_help_names_every_score_and_start(ok):
+    from lebm.detect.scores import SCORES as KNOWN
+
+    assert SCORES.split(", ") == [*sorted(KNOWN, key=SCORES.index), "combined"]
+    assert PRIOR_STARTS.split(", ") == [
+        kind.model_fields["kind"].default for kind in (NoiseStart, FlowStart, ReplayStart)
+    ]
+    assert POSTERIOR_STARTS.split(", ") == [kind.model_fields["kind"].default for kind in (NoiseStart, EncoderStart)]
+    assert "encoder" in ok("reconstruct", "--help").out and "flow" in ok("sample", "--help").out
+
+
+def test_progress_in_a_file_is_a_line_now_and_then(capsys):
+    with Terminal().progress("training") as update:
+        for i in range(1, 1001):
+            update(i, 1000, note="mse 0.1")
+    with Terminal().progress("reading"):
+        pass
+    assert capsys.readouterr().err.splitlines() == ["training 1000/1000  mse 0.1"]
+
+
+def test_progress_on_a_terminal(tmp_path, monkeypatch):
+    with open(tmp_path / "out", "w") as f:
+        monkeypatch.setattr(common, "stderr", lambda: Console(file=f, force_terminal=True))
+        with Terminal().progress("training") as update:
+            update(3, 10, note="mse [0.1]")
+    assert "3/10" in (tmp_path / "out").read_text()
 
 
 @pytest.mark.parametrize(
@@ -143,8 +219,10 @@ def test_python_m_is_the_same_program():
     ],
 )
 def test_a_typo_is_explained(call, args, word, tmp_path):
-    said = call(*args)
-    assert said.code == 2 and word in said.err and "Traceback" not in said.err and len(said.err.splitlines()) < 12
+    answer = call(*args)
+    assert (
+        answer.code == 2 and word in answer.err and "Traceback" not in answer.err and len(answer.err.splitlines()) < 12
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -165,7 +243,12 @@ def test_data_says_where_or_how(ok, tmp_path, monkeypatch):
     assert "http://ufldl.stanford.edu/housenumbers/" in alone, "an address is not cut"
     raw = tmp_path / "my data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
         (raw / name).touch()
     given = ok("data", "--data-dir", tmp_path / "my data").out
     monkeypatch.setenv("LEBM_DATA", str(tmp_path / "my data"))
@@ -175,49 +258,78 @@ def test_data_says_where_or_how(ok, tmp_path, monkeypatch):
 
 def test_nobody_reads_to_the_end():
     """`lebm presets svhn | head -1`: no complaint."""
-    process = subprocess.Popen([sys.executable, "-m", "lebm", "presets", "svhn"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ALONE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lebm", "presets", "svhn"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ALONE
+    )
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
     process.wait()
 
 
-# --- train ------------------------------------------------------------------------------------------------------------
+# --- train ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["svhn", "cifar10", "celeba64", "celeba128", "svhn-gaussian", "mnist", "images", "digits"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "svhn/paper",
+        "cifar10/paper",
+        "celeba64/paper",
+        "celeba128/paper",
+        "svhn/gaussian",
+        "mnist/paper",
+        "images/paper",
+        "digits",
+    ],
+)
 def test_dry_run(ok, preset, tmp_path):
-    said = ok("train", preset, "--dry-run", "--set", "seed=5")
-    (tmp_path / "printed.yaml").write_text(said.out)
+    answer = ok("train", preset, "--dry-run", "--set", "seed=5")
+    (tmp_path / "printed.yaml").write_text(answer.out)
     assert resolve(tmp_path / "printed.yaml") == resolve(preset, ["seed=5"])
-    counts = re.fullmatch(r"parameters: prior ([\d,]+), generator ([\d,]+); device cpu", said.err.strip())
-    assert counts, said.err
+    counts = re.fullmatch(r"parameters: (?:prior ([\d,]+), )?generator ([\d,]+); device cpu", answer.err.strip())
+    assert counts, answer.err
     assert os.listdir(tmp_path) == ["printed.yaml"]
-    if preset == "svhn":  # 100-200-200-1, and 100 -> 512 -> 256 -> 128 -> 3 with 4x4 kernels
+    if preset == "svhn/paper":  # 100-200-200-1, and 100 -> 512 -> 256 -> 128 -> 3 with 4x4 kernels
         prior = 100 * 200 + 200 + 200 * 200 + 200 + 200 + 1
         generator = 16 * (100 * 512 + 512 * 256 + 256 * 128 + 128 * 3) + 512 + 256 + 128 + 3
         assert [int(c.replace(",", "")) for c in counts.groups()] == [prior, generator]
 
 
 def test_train_here_and_again(ok, tmp_path):
-    said = ok("train", "digits", *SETTINGS)
-    assert said.out == "" and "training 6/6" in said.err and "lebm evaluate runs/digits" in said.err and "checkpoint_every: 3" in said.err
-    assert lebm.load("runs/digits")
-    ok("train", "runs/digits", "--seed", "3")  # a run folder is also a configuration
-    assert resolve("runs/digits-2").seed == 3
+    answer = ok("train", "digits", *SETTINGS)
+    assert (
+        answer.out == ""
+        and "training 6/6" in answer.err
+        and "lebm evaluate runs/digits/paper" in answer.err
+        and "checkpoint_every: 3" in answer.err
+    )
+    assert lebm.load("runs/digits/paper")
+    ok("train", "runs/digits/paper", "--seed", "3")  # a run folder is also a configuration
+    assert resolve("runs/digits/paper-2").seed == 3
+    assert "drift_limit" not in answer.err, "only what differs from the preset"
+    every = ok("train", "digits", *SETTINGS, "--verbose").err
+    assert "drift_limit: 0.0" in every and "checkpoint_every: 3" in every
 
 
 def test_the_seed_and_the_run_folder(ok, tmp_path):
     for name, seed in (("a", 1), ("b", 2), ("[c] d", 1)):
-        said = ok("train", "digits", *SETTINGS, "--run", name, "--seed", seed)
-        assert f"run folder: {name}\n" in said.err
+        answer = ok("train", "digits", *SETTINGS, "--run", name, "--seed", seed)
+        assert f"run folder: {name}\n" in answer.err
     a, b, c = (lebm.load(name).sample(2) for name in ("a", "b", "[c] d"))
     assert torch.equal(a, c) and not torch.equal(a, b)
 
 
 @pytest.mark.parametrize("preset", ["svhn", "cifar10", "celeba64"])
 def test_train_on_noise(ok, preset):
-    small = ["data.name=noise", "data.limit=8", "generator.ngf=2", "training.batch=2", "training.steps=2", "chains.posterior.steps=2"]
+    small = [
+        "data.name=noise",
+        "data.limit=8",
+        "generator.ngf=2",
+        "training.batch=2",
+        "training.updates=2",
+        "method.posterior_chain.steps=2",
+    ]
     ok("train", preset, *(x for s in small for x in ("--set", s)), "--run", "run")
     ok("sample", "run", "-n", 3, "--out", "x.npz", "--steps", 2)
     side = resolve(preset).generator.size
@@ -228,16 +340,23 @@ def test_train_own_pictures(ok):
     Path("pictures").mkdir()
     for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (12, 20, 17, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(f"pictures/{i}.png")
-    small = ["data.path=pictures", "generator.size=16", "generator.ngf=2", "training.batch=4", "training.steps=2", "chains.prior.steps=2"]
+    small = [
+        "data.path=pictures",
+        "generator.size=16",
+        "generator.ngf=2",
+        "training.batch=4",
+        "training.updates=2",
+        "method.prior_chain.steps=2",
+    ]
     ok("train", "images", *(x for s in small for x in ("--set", s)))
-    ok("reconstruct", "runs/images", "--input", "pictures", "--out", "x.png")
-    ok("reconstruct", "runs/images", "--input", "pictures", "--out", "x.npz")
+    ok("reconstruct", "runs/images/paper", "--input", "pictures", "--out", "x.png")
+    ok("reconstruct", "runs/images/paper", "--input", "pictures", "--out", "x.npz")
     assert np.load("x.npz")["x_hat"].shape == (12, 3, 16, 16)
 
 
 def test_resume(ok, run, refused):
-    ok("train", run, "--resume", "--set", "training.steps=8")
-    assert checkpoint.steps(run / "checkpoints")[-1] == 8
+    ok("train", run, "--resume", "--set", "training.updates=8")
+    assert checkpoint.saved_updates(run / "checkpoints")[-1] == 8
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [2, 3, 4, 6, 8]
     before = snapshot(run)
@@ -248,60 +367,79 @@ def test_resume(ok, run, refused):
 
 def test_resume_without_a_folder_means_the_run_of_that_name(ok, refused):
     ok("train", "digits", *SETTINGS)
-    ok("train", "digits", *SETTINGS, "--resume", "--set", "training.steps=8")
-    assert os.listdir("runs") == ["digits"] and checkpoint.steps(Path("runs/digits/checkpoints"))[-1] == 8
-    Path("runs/digits-2").mkdir()
-    refused("train", "digits", "--resume", says=["runs/digits", "runs/digits-2", "say which"])
+    ok("train", "digits", *SETTINGS, "--resume", "--set", "training.updates=8")
+    assert (
+        os.listdir("runs/digits") == ["paper"]
+        and checkpoint.saved_updates(Path("runs/digits/paper/checkpoints"))[-1] == 8
+    )
+    Path("runs/digits/paper-2").mkdir()
+    refused("train", "digits", "--resume", says=["runs/digits/paper", "runs/digits/paper-2", "say which"])
 
 
 def test_max_seconds(ok, tmp_path):
-    ok("train", "digits", *SETTINGS, "--set", "training.steps=100000", "--run", "my run", "--max-seconds", "0.3")
-    said = ok("train", "my run", "--resume", "--max-seconds", "0.1")
-    assert "time is up at step" in said.err
-    command = re.search(r"Go on with: (lebm train .*)", said.err).group(1)
+    ok("train", "digits", *SETTINGS, "--set", "training.updates=100000", "--run", "my run", "--max-seconds", "0.3")
+    answer = ok("train", "my run", "--resume", "--max-seconds", "0.1")
+    assert "time is up at update" in answer.err
+    command = re.search(r"Go on with: (lebm train .*)", answer.err).group(1)
     assert command == "lebm train 'my run' --resume"
 
 
 def start(*args):
-    return subprocess.Popen([sys.executable, "-m", "lebm", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "lebm", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ALONE,
+    )
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(ok, signum, code, tmp_path):
-    process = start("train", "digits", *SETTINGS, "--set", "training.steps=1000000", "--run", "my run")
-    while process.poll() is None and not checkpoint.steps(tmp_path / "my run" / "checkpoints")[1:]:
+    process = start("train", "digits", *SETTINGS, "--set", "training.updates=1000000", "--run", "my run")
+    while process.poll() is None and not checkpoint.saved_updates(tmp_path / "my run" / "checkpoints")[1:]:
         time.sleep(0.02)
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code and out == "" and "Traceback" not in err, err
-    step = checkpoint.steps(tmp_path / "my run" / "checkpoints")[-1]
-    assert err.splitlines()[-1] == f"stopped at step {step} of 1000000 by {signum.name}; saved. Go on with: lebm train 'my run' --resume"
+    step = checkpoint.saved_updates(tmp_path / "my run" / "checkpoints")[-1]
+    assert (
+        err.splitlines()[-1]
+        == f"stopped at update {step} of 1000000 by {signum.name}; saved. Go on with: lebm train 'my run' --resume"
+    )
     command = shlex.split(err.rpartition("Go on with: lebm ")[2])
-    ok(*command, "--set", f"training.steps={step + 2}")
-    assert checkpoint.steps(tmp_path / "my run" / "checkpoints")[-1] == step + 2
+    ok(*command, "--set", f"training.updates={step + 2}")
+    assert checkpoint.saved_updates(tmp_path / "my run" / "checkpoints")[-1] == step + 2
 
 
-@pytest.mark.parametrize("setting", ["learning.prior_rate=1e6", "learning.generator_rate=1e6", "chains.posterior.step_size=50"])
+@pytest.mark.parametrize(
+    "setting", ["optimizers.prior.rate=1e6", "optimizers.generator.rate=1e6", "method.posterior_chain.step_size=50"]
+)
 def test_diverged(call, setting, ok):
-    said = call("train", "digits", *SETTINGS, "--set", setting, "--run", "run")
-    last = said.err.splitlines()[-1]
-    assert said.code == 3 and re.match(r"diverged at step \d+: .*; lower .*; the last good checkpoint is step \d+ in run", last), last
-    assert "Traceback" not in said.err
+    answer = call("train", "digits", *SETTINGS, "--set", setting, "--run", "run")
+    last = answer.err.splitlines()[-1]
+    assert answer.code == 3 and re.match(
+        r"diverged at update \d+: .*; lower .*; the last good checkpoint is update \d+ in run", last
+    ), last
+    assert "Traceback" not in answer.err
     ok("sample", "run", "-n", 2, "--out", "x.npz")
     assert np.isfinite(np.load("x.npz")["x"]).all()
 
 
 def test_a_warning_is_printed(ok):
-    assert "warning at step 2: the prior chain is frozen" in ok("train", "digits", *SETTINGS, "--set", "chains.prior.step_size=1e-6").err
+    assert (
+        "warning at update 2: the prior chain is frozen"
+        in ok("train", "digits", *SETTINGS, "--set", "method.prior_chain.step_size=1e-6").err
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["digtis"], ["did you mean digits"]),
-        (["digits", "--set", "training.stpes=3"], ["training.stpes", "did you mean steps"]),
-        (["digits", "--set", "training.steps=x"], ["training.steps is 'x'"]),
-        (["digits", "--set", "training.steps"], ["KEY=VALUE"]),
+        (["digits", "--set", "training.updtes=3"], ["training.updtes", "did you mean training.updates"]),
+        (["digits", "--set", "training.updates=x"], ["training.updates is 'x'"]),
+        (["digits", "--set", "training.updates"], ["KEY=VALUE"]),
         (["digits", "--device", "cuda"], ["no CUDA device"]),
         (["digits", "--set", "data.name=digist"], ["digist", "did you mean digits"]),
         (["mnist"], ["LEBM_DATA", "train-images"]),
@@ -330,9 +468,14 @@ def test_train_refuses(call, args, says, tmp_path):
     (tmp_path / "broken.yaml").write_text("nz: [1")
     np.save("mixed.npy", np.array([np.zeros(3), np.zeros(4)], dtype=object), allow_pickle=True)
     before = snapshot(tmp_path)
-    said = call("train", *args)
-    last = said.err.splitlines()[-1]
-    assert said.code == 2 and last.startswith("error: ") and all(s in last for s in says) and "Traceback" not in said.err, said.err
+    answer = call("train", *args)
+    last = answer.err.splitlines()[-1]
+    assert (
+        answer.code == 2
+        and last.startswith("error: ")
+        and all(s in last for s in says)
+        and "Traceback" not in answer.err
+    ), answer.err
     assert snapshot(tmp_path) == before and not (tmp_path / "runs").exists(), "a mistake leaves nothing behind"
 
 
@@ -344,20 +487,20 @@ def test_an_existing_run_is_not_overwritten(refused, run):
 
 def test_the_demo(ok, monkeypatch, call, rough_log_z):
     small = resolve("digits", [f"{k}={v}" for k, v in TINY.items()])
-    monkeypatch.setattr(cli.learn, "resolve", lambda name: small)
+    monkeypatch.setattr("lebm.config.resolve", lambda name: small)
     for _ in range(2):  # the second time it finds its run and measures it again
-        said = ok("demo", "--run", "demo")
-        assert "frechet_gaussian" in said.out and "from N(0, I)" in said.out
-        report = said.out.splitlines()[-1].removeprefix("report: ")
+        answer = ok("demo", "--run", "demo")
+        assert "frechet_gaussian" in answer.out and "from N(0, I)" in answer.out
+        report = answer.out.splitlines()[-1].removeprefix("report: ")
         assert Path(report).is_absolute() and Path(report).stat().st_size > 10_000
 
 
-# --- a full disk ------------------------------------------------------------------------------------------------------
+# --- a full disk ----------------------------------------------------------------------------------------------------
 
 
 def test_no_space_left(call, ok, run, monkeypatch):
     """The second checkpoint from now finds the disk full."""
-    real, calls = checkpoint._write_synced, []
+    real, calls = files.write_synced, []
 
     def full(path, content):
         calls.append(path)
@@ -366,32 +509,45 @@ def test_no_space_left(call, ok, run, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", full)
-    said = call("train", run, "--resume", "--set", "training.steps=12")
-    last = said.err.splitlines()[-1]
-    assert said.code == 2 and last.startswith("error: No space left on device") and "--resume" in last and "Traceback" not in said.err
-    monkeypatch.setattr(checkpoint, "_write_synced", real)
+    for module in (files, checkpoint):
+        monkeypatch.setattr(module, "write_synced", full)
+    answer = call("train", run, "--resume", "--set", "training.updates=12")
+    last = answer.err.splitlines()[-1]
+    assert (
+        answer.code == 2
+        and last.startswith("error: No space left on device")
+        and "--resume" in last
+        and "Traceback" not in answer.err
+    )
+    for module in (files, checkpoint):
+        monkeypatch.setattr(module, "write_synced", real)
     assert not list(run.rglob(".tmp-*")) and lebm.load(run)
-    assert checkpoint.load_latest(run / "checkpoints")[1]["step"] == 9
+    assert checkpoint.load_latest(run / "checkpoints")[1]["updates"] == 9
     ok("train", run, "--resume")
-    straight = train(resolve("digits", [*(f"{k}={v}" for k, v in TINY.items()), "training.steps=12"]))
+    straight = train(resolve("digits", [*(f"{k}={v}" for k, v in TINY.items()), "training.updates=12"]))
     assert all(torch.equal(a, b) for a, b in zip(lebm.load(run).parameters(), straight.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("command", "target"), [("sample", "x.png"), ("sample", "x.npz"), ("reconstruct", "x.npz"), ("score", "x.csv"), ("evaluate", None)]
+    ("command", "target"),
+    [("sample", "x.png"), ("sample", "x.npz"), ("reconstruct", "x.npz"), ("score", "x.csv"), ("evaluate", None)],
 )
 def test_no_space_for_a_result(call, run, monkeypatch, tmp_path, command, target):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     np.save("in.npy", PIXELS)
-    options = {"sample": [], "reconstruct": ["--input", "in.npy"], "score": ["--input", "in.npy"], "evaluate": ["--samples", 10]}[command]
+    options = {
+        "sample": [],
+        "reconstruct": ["--input", "in.npy"],
+        "score": ["--input", "in.npy"],
+        "evaluate": ["--samples", 10],
+    }[command]
     if target:
         (tmp_path / target).write_text("precious")
     monkeypatch.setattr(os, "replace" if target == "x.png" else "fsync", full)
-    said = call(command, run, *options, *(["--out", target] if target else []))
-    assert said.code == 2 and "error: No space left on device" in said.err and "Traceback" not in said.err
+    answer = call(command, run, *options, *(["--out", target] if target else []))
+    assert answer.code == 2 and "error: No space left on device" in answer.err and "Traceback" not in answer.err
     if target:
         assert (tmp_path / target).read_text() == "precious"
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]
@@ -402,14 +558,19 @@ def test_a_limit_on_files(run, ok):
     before = snapshot(run / "checkpoints")
     limit = (run / "model.safetensors").stat().st_size // 2
     done = subprocess.run(
-        [sys.executable, "-m", "lebm", "train", str(run), "--resume", "--set", "training.steps=40"],
+        [sys.executable, "-m", "lebm", "train", str(run), "--resume", "--set", "training.updates=40"],
         capture_output=True,
         text=True,
         env=ALONE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "Traceback" not in done.stderr and last.startswith("error: File too large") and "--resume" in last, done.stderr
+    assert (
+        done.returncode == 2
+        and "Traceback" not in done.stderr
+        and last.startswith("error: File too large")
+        and "--resume" in last
+    ), done.stderr
     assert snapshot(run / "checkpoints") == before and lebm.load(run) and not list(run.rglob(".tmp-*"))
     ok("train", run, "--resume")
 
@@ -426,20 +587,24 @@ def lebm(line):
     sys.argv = ["lebm", *line.split()]
     try: main()
     except SystemExit as e: print("code", e.code, flush=True)
-lebm("train disk/run --resume --set training.steps=400 --set training.checkpoint_every=1")
+lebm("train disk/run --resume --set training.updates=400 --set training.checkpoint_every=1")
 lebm("sample disk/run -n 4 --out x.npz")
 os.unlink("disk/ballast")
 lebm("train disk/run --resume --max-seconds 0")"""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare here")
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script, sys.executable, program], capture_output=True, text=True, env=ALONE)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, program], capture_output=True, text=True, env=ALONE
+    )
     if done.returncode in (1, 77) and "code" not in done.stdout:
         pytest.skip("mounting is not allowed here")
-    assert done.stdout.split() == ["code", "2", "code", "0", "code", "0"] and "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.split() == ["code", "2", "code", "0", "code", "0"] and "Traceback" not in done.stderr, (
+        done.stderr
+    )
     assert "error: No space left on device" in done.stderr
 
 
-# --- sample, reconstruct, score -----------------------------------------------------------------------------------------
+# --- sample, reconstruct, score -------------------------------------------------------------------------------------
 
 
 def tiles(path, side=8):
@@ -453,8 +618,8 @@ def tiles(path, side=8):
 
 @pytest.mark.parametrize("n", [1, 5, 16])
 def test_sample_png(ok, trained, n):
-    said = ok("sample", trained, "-n", n, "--out", "x.png")
-    assert f"{n} samples in x.png" in said.err and tiles("x.png") == n
+    answer = ok("sample", trained, "-n", n, "--out", "x.png")
+    assert f"{n} image{'s' * (n > 1)} in x.png" in answer.err and tiles("x.png") == n
 
 
 def test_sample_npz(ok, trained):
@@ -486,13 +651,13 @@ def read_csv(path):
 
 def test_reconstruct(ok, trained, pictures):
     np.save("in.npy", PIXELS)
-    said = ok("reconstruct", trained, "--input", "in.npy", "--out", "x.npz")
-    with np.load("x.npz") as found:
-        assert set(found) == {"x_hat", "z", "mse"}
-        assert found["x_hat"].shape == (7, 1, 8, 8) and found["z"].shape == (7, 16) and found["mse"].shape == (7,)
+    answer = ok("reconstruct", trained, "--input", "in.npy", "--out", "x.npz")
+    with np.load("x.npz") as arrays:
+        assert set(arrays) == {"x_hat", "z", "mse"}
+        assert arrays["x_hat"].shape == (7, 1, 8, 8) and arrays["z"].shape == (7, 16) and arrays["mse"].shape == (7,)
         x = PIXELS[:, None] / 127.5 - 1
-        assert np.allclose(found["mse"], ((x - found["x_hat"]) ** 2).mean((1, 2, 3)), atol=1e-5)
-        assert f"mean squared error {found['mse'].mean():.4f}" in said.err
+        assert np.allclose(arrays["mse"], ((x - arrays["x_hat"]) ** 2).mean((1, 2, 3)), atol=1e-5)
+        assert f"mean squared error {arrays['mse'].mean():.4f}" in answer.err
     ok("reconstruct", trained, "--input", pictures, "--out", "x.png")
     assert tiles("x.png") == 14
     ok("reconstruct", trained, "--input", pictures / "9.png", "-i", pictures / "8.png", "--out", "y.PNG", "--steps", 1)
@@ -502,16 +667,24 @@ def test_reconstruct(ok, trained, pictures):
 def test_a_table_is_no_picture(ok, refused):
     rows = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
     np.save("rows.npy", rows)
-    kind = {"generator": {"kind": "table", "columns": 5, "width": 8}, "nz": 3, "chains.posterior.steps": 2, "chains.prior.steps": 2}
-    train({"preset": "digits", **kind, "training.steps": 2, "training.batch": 20}, data=rows, run="rows")
-    for command in ("score", "reconstruct", "interpolate"):
-        to = "x.csv" if command == "score" else "x.npz"
-        refused(command, "rows", "--input", "rows.npy", "--out", to, says=["is a TableGenerator", "for models of images", "lebm.load"])
-    refused("sample", "rows", "--out", "x.png", says=["is a TableGenerator"])
-    refused("chains", "rows", says=["rows is a model of kind table; these chains are for images"])
+    kind = {
+        "generator": {"kind": "table", "columns": 5, "width": 8},
+        "nz": 3,
+        "method.posterior_chain.steps": 2,
+        "method.prior_chain.steps": 2,
+    }
+    train({"preset": "digits", **kind, "training.updates": 2, "training.batch": 20}, data=rows, run="rows")
+    for command in ("sample", "reconstruct", "interpolate"):
+        inputs = [] if command == "sample" else ["--input", "rows.npy"]
+        refused(command, "rows", *inputs, "--out", "x.png", says=["kind table", ".npz"])
+        ok(command, "rows", *inputs, "--out", f"{command}.npz")
+    assert np.load("sample.npz")["x"].shape == (64, 5) and np.load("reconstruct.npz")["x_hat"].shape == (40, 5)
+    assert np.load("interpolate.npz")["z"].shape == (20, 9, 3)
+    ok("score", "rows", "--input", "rows.npy", "--out", "x.csv")
+    assert len(read_csv("x.csv")) == 40 and not Path("x-strangest.png").exists()
     refused("explore", "rows", says=["rows is a model of kind table; these pages are for images"])
-    ok("sample", "rows", "-n", 3, "--out", "x.npz")
-    assert np.load("x.npz")["x"].shape == (3, 5)
+    refused("neighbours", "rows", says=["rows is a model of kind table"])
+    refused("score", "rows", "--input", "nothing.npy", "--out", "x.csv", says=["nothing.npy"])
 
 
 def test_score(ok, trained, pictures):
@@ -532,7 +705,9 @@ def test_score(ok, trained, pictures):
     named = {r["file"]: float(r["score"]) for r in read_csv("c.csv")}
     assert named == pytest.approx({f"{'more/' if i > 4 else ''}{9 - i}.png": s for i, s in enumerate(scores)}, rel=1e-5)
     ok("score", trained, "-i", pictures / "7.png", "-i", pictures / "9.png", "--out", "d.csv")
-    assert [(r["index"], r["file"]) for r in read_csv("d.csv")] == [("0", "7.png"), ("1", "9.png")], "in the order given"
+    assert [(r["index"], r["file"]) for r in read_csv("d.csv")] == [("0", "7.png"), ("1", "9.png")], (
+        "in the order given"
+    )
     ok("score", trained, "--input", pictures / "7.png", pictures / "9.png", "--out", "e.csv")  # as a shell writes *.png
     assert read_csv("e.csv") == read_csv("d.csv")
 
@@ -604,9 +779,9 @@ def spoil(run, how):
     elif how == "no folder":
         shutil.rmtree(run)
     elif how == "other shape":
-        tensors, note = checkpoint.load_tensors(model)
+        tensors, note = load_tensors(model)
         note["config"]["nz"] = 7
-        checkpoint.save_tensors(model, tensors, note)
+        save_tensors(model, tensors, note)
 
 
 @pytest.mark.parametrize(
@@ -653,8 +828,8 @@ def test_targets_that_cannot_be(refused, call, trained, target, says, tmp_path):
     if says:
         refused("sample", trained, "--out", target, says=[target, says])
     else:  # found out only when it is written
-        said = call("sample", trained, "-n", 1, "--out", target)
-        assert said.code == 2 and said.err.splitlines()[-1].startswith("error: ") and "Traceback" not in said.err
+        answer = call("sample", trained, "-n", 1, "--out", target)
+        assert answer.code == 2 and answer.err.splitlines()[-1].startswith("error: ") and "Traceback" not in answer.err
     assert (tmp_path / "file").read_text() == "precious" and os.listdir("folder.png") == []
 
 
@@ -666,12 +841,22 @@ def test_a_target_without_permission(refused, trained, monkeypatch):
 
 def test_options_that_would_do_nothing(refused, run, pictures, tmp_path):
     refused("train", run, says=("is a run", "--resume", "--run"))
-    refused("train", run, "--resume", "--set", "training.steps=1", says=("updates already", "training.steps is 1"))
+    refused("train", run, "--resume", "--set", "training.updates=1", says=("updates already", "training.updates is 1"))
     refused("train", "digits", "--dry-run", "--set", "data.name=foo", says=("no data set is called 'foo'",))
     refused("train", "digits", "--dry-run", "--set", "generator.kind=text", says=("generator.kind is text",))
-    refused("sample", run, "-n", 2, "--out", "x.png", "--temperature", "0.5", says=("--temperature", "models of text"))
+    refused("sample", run, "-n", 2, "--out", "x.png", "--temperature", "0.5", says=("temperature", "kind image"))
     refused("sample", run, "-n", 10_001, "--out", "x.png", says=("-n is 10001", "--out FILE.npz"))
-    refused("score", run, "--input", pictures, "--out", "x.csv", "--normal", "nowhere", says=("--normal", "joint", "leave it out"))
+    refused(
+        "score",
+        run,
+        "--input",
+        pictures,
+        "--out",
+        "x.csv",
+        "--normal",
+        "nowhere",
+        says=("--normal", "joint", "leave it out"),
+    )
     refused("chains", run, "--steps", 5, "--result", "r.json", says=("--result", "--samples 10000"))
     refused("chains", run, "--steps", 5, "--metric", "foo", says=("--metric is 'foo'", "fid or frechet"))
     (tmp_path / "empty").mkdir()
@@ -691,48 +876,57 @@ def test_own_generator_is_for_python(refused, tmp_path):
         def log_prob(self, x, z):
             return -(x - self.decode(z)).square().sum(1)
 
-    train(resolve("digits", [f"{k}={v}" for k, v in TINY.items()]), data=np.zeros((30, 5), np.float32), model=Line(), run="own")
+    train(
+        resolve("digits", [f"{k}={v}" for k, v in TINY.items()]),
+        data=np.zeros((30, 5), np.float32),
+        model=Line(),
+        run="own",
+    )
     refused("sample", "own", "--out", "x.png", says=["lebm.load('own', generator=...)"])
 
 
-# --- evaluate -----------------------------------------------------------------------------------------------------------
+# --- evaluate -------------------------------------------------------------------------------------------------------
 
 
 def test_evaluate(ok, run, tmp_path):
-    said = ok("evaluate", run, "--samples", 50, "--result", "results/tiny.json", "--seed", 2)
+    answer = ok("evaluate", run, "--samples", 50, "--result", "results/tiny.json", "--seed", 2)
     summary = json.loads((run / "metrics.json").read_text())
     assert tuple(summary) == KEYS and summary == json.loads((tmp_path / "results" / "tiny.json").read_text())
     assert set(summary["metrics"]) == {"frechet", "frechet_gaussian", "mse", "mse_100"}
     assert summary["command"] == f"lebm evaluate {run.name} --samples 50 --result results/tiny.json --seed 2"
-    assert (summary["seed"], summary["steps"], summary["experiment"]) == (2, 6, "digits")
-    assert all(f"{k}" in said.out and f"{v:.4f}" in said.out for k, v in summary["metrics"].items())
-    assert said.out.splitlines()[-1] == f"report: {run / 'report.html'}"
+    assert (summary["seed"], summary["updates"], summary["name"]) == (2, 6, "digits/paper")
+    assert all(f"{k}" in answer.out and f"{v:.4f}" in answer.out for k, v in summary["metrics"].items())
+    assert answer.out.splitlines()[-1] == f"report: {run / 'report.html'}"
 
 
 def test_evaluate_some(ok, refused, run):
     assert "mse_100" not in ok("evaluate", run, "--metrics", "frechet", "--samples", 20).out
     refused("evaluate", run, "--metrics", "mse,fidd", says=["unknown metric 'fidd'", "frechet, mse"])
-    refused("evaluate", run / "model.safetensors", says=["takes the run folder"])
+    refused("evaluate", run / "model.safetensors", says=["give the run folder"])
     refused("evaluate", run, "--result", "x.txt", says=[".json"])
 
 
-# --- what is nobody's mistake -------------------------------------------------------------------------------------------
+# --- what is nobody's mistake ---------------------------------------------------------------------------------------
 
 
 def test_out_of_memory_is_a_sentence(call, trained, monkeypatch):
-    for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")):
-        monkeypatch.setattr(lebm.LatentEBM, "sample", lambda *a, error=error: (_ for _ in ()).throw(error))
-        said = call("sample", trained, "--out", "x.png")
-        assert said.code == 2 and said.err.startswith("error: the memory does not suffice")
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+    ):
+        monkeypatch.setattr(lebm.LatentEBM, "sample", lambda *a, error=error, **k: (_ for _ in ()).throw(error))
+        answer = call("sample", trained, "--out", "x.png")
+        assert answer.code == 2 and answer.err.startswith("error: there is not enough memory")
 
 
 def test_a_bug_is_not_hidden(trained, monkeypatch):
-    monkeypatch.setattr(lebm.LatentEBM, "sample", lambda *a: 1 / 0)
+    monkeypatch.setattr(lebm.LatentEBM, "sample", lambda *a, **k: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["lebm", "sample", str(trained), "--out", "x.png"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
 
 
 def test_ctrl_c_outside_of_training(call, trained, monkeypatch):
-    monkeypatch.setattr(training, "load_data", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("lebm.data.load", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     assert call("train", "digits").code == 130

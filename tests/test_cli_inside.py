@@ -1,5 +1,6 @@
 """The commands that look inside a run: chains, diagnose, interpolate, neighbours, report, explore."""
 
+import html
 import json
 import os
 import re
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 from lebm.config import resolve
-from lebm.training import train
+from lebm.training.train import train
 
-TINY = ["training.steps=2", "chains.prior.steps=4", "chains.posterior.steps=2", "data.limit=300"]
+TINY = ["training.updates=2", "method.prior_chain.steps=4", "method.posterior_chain.steps=2", "data.limit=300"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,44 +34,46 @@ def run(tmp_path):
 
 
 def test_chains(call, run):
-    said = call("chains", run, "--steps", 20, "--every", 5, "--rows", 3)
+    answer = call("chains", run, "--steps", 20, "--every", 5, "--rows", 3)
     assert {p.name for p in (run / "figures").iterdir()} >= {"chains.png", "chains.webp", "chains-frames.png"}
-    assert np.load(run / "chains.npz")["steps"].tolist() == [0, 5, 10, 15, 20] and "chains.webp" in said.err
+    assert np.load(run / "chains.npz")["steps"].tolist() == [0, 5, 10, 15, 20] and "chains.webp" in answer.err
     assert "From noise to samples" in (run / "report.html").read_text()
 
 
 def test_chains_say_where_they_start(call, run, tmp_path):
     pytest.importorskip("zuko")
-    assert "start" not in call("chains", run, "--steps", 5).err
-    flow = ["draw.prior=flow", "flow.width=8", "flow.layers=2"]
-    train(resolve("digits", [*TINY, *flow]), run=tmp_path / "flow", device="cpu")
-    said = call("chains", "flow", "--steps", 5, "--samples", 50)
-    assert "no prior chain (K0 = 0): its z are the flow's draws" in said.err
-    assert "the distance after 5 steps from the flow's draws" in said.out and "K0 = 0" not in said.out
-    page = (tmp_path / "flow" / "report.html").read_text()
-    assert "start from the flow&#x27;s draws" in page and "chains from the flow&#x27;s draws; up to" in page
-    assert "start as noise" not in page
+    assert "note" not in call("chains", run, "--steps", 5).err
+    start = "method.prior_start={kind: flow, width: 8, layers: 2}"
+    train(resolve("digits", [*TINY, start, "method.prior_chain.steps=0"]), run=tmp_path / "flow", device="cpu")
+    answer = call("chains", "flow", "--steps", 5, "--samples", 50)
+    assert "drawn thus: by the flow alone" in answer.err
+    assert "5 steps of 0.4 from the flow's proposal" in answer.out and "K0 = 0" not in answer.out
+    page = html.unescape((tmp_path / "flow" / "report.html").read_text())
+    assert "from the flow's proposal" in page and "start as noise" not in page
 
 
 def test_the_long_run_test(call, run):
-    said = call("chains", run, "--steps", 30, "--samples", 100, "--result", "long.json")
-    assert re.search(r"Long-run test (passed|failed): the distance after 30 steps .* K0 = 4", said.out)
-    kept = json.loads(Path("long.json").read_text())
-    assert list(kept["metrics"]) == ["frechet_4", "frechet_30", "long_run_ratio"] and kept["experiment"] == "digits-long-run"
+    answer = call("chains", run, "--steps", 30, "--samples", 100, "--result", "long.json")
+    assert re.search(r"Long-run test (passed|failed): the distance with z by 30 steps .* 4 steps", answer.out)
+    stored = json.loads(Path("long.json").read_text())
+    assert (
+        list(stored["metrics"]) == ["frechet_4", "frechet_30", "long_run_ratio"]
+        and stored["name"] == "digits/paper-long-run"
+    )
     assert re.search("Long-run test (passed|failed)", (run / "report.html").read_text())
 
 
 def test_a_long_run_that_is_not_longer_is_refused_before_the_work(call, run):
-    said = call("chains", run, "--steps", 4, "--samples", 100, code=2)
-    assert said.out == "" and "K0 = 4; give more than 4" in said.err and len(said.err.splitlines()) == 1
+    answer = call("chains", run, "--steps", 4, "--samples", 100, code=2)
+    assert answer.out == "" and "K0 = 4; give more than 4" in answer.err and len(answer.err.splitlines()) == 1
     assert not (run / "chains.npz").exists() and not (run / "analysis.json").exists()
     call("chains", run, "--steps", 4)  # without distances there is nothing to compare
 
 
 def test_diagnose(call, run):
-    said = call("diagnose", run)
-    assert re.match("(steady|drifting|frozen|oversaturated): ", said.out)
-    assert "split_rhat" in said.out and "log Z, estimate" in said.out and "±" in said.out
+    answer = call("diagnose", run)
+    assert re.match("(steady|drifting|frozen|oversaturated): ", answer.out)
+    assert "split_rhat" in answer.out and "log Z, estimate" in answer.out and "±" in answer.out
 
 
 def test_interpolate(call, run):
@@ -90,12 +93,12 @@ def test_neighbours(call, run):
 
 
 def test_report_draws_what_is_missing_once(call, run):
-    said = call("report", run)
+    answer = call("report", run)
     page = (run / "report.html").read_text()
     for title in ("From noise to samples", "Diagnostics", "Nearest training images", "Paths between images"):
         assert f">{title}</h2>" in page
-    assert said.out == f"report: {(run / 'report.html').resolve()}\n"
-    assert "following chains" not in call("report", run).err  # known already
+    assert answer.out == f"report: {(run / 'report.html').resolve()}\n"
+    assert "following chains" not in call("report", run).err, "known already"
     call("report", run, "--no-compute", "--out", "other.html")
     assert Path("other.html").read_text() == (run / "report.html").read_text()
 
@@ -120,8 +123,8 @@ def test_report_of_several_runs(call, run, tmp_path):
     ],
 )
 def test_mistakes_are_sentences(call, run, args, words):
-    said = call(*args, code=2)
-    assert words in said.err and "Traceback" not in said.err and said.err.splitlines()[-1].startswith("error: ")
+    answer = call(*args, code=2)
+    assert words in answer.err and "Traceback" not in answer.err and answer.err.splitlines()[-1].startswith("error: ")
 
 
 def test_explore_serves_until_ctrl_c(run):
@@ -141,11 +144,11 @@ def test_explore_serves_until_ctrl_c(run):
 
 
 def test_the_likelihood_is_measured_and_shown_as_an_estimate(call, run):
-    said = call("evaluate", run, "--metrics", "likelihood", "--limit", 5)
-    assert "bits_per_dim" in said.out
-    kept = json.loads((run / "metrics.json").read_text())
-    m = kept["metrics"]
+    answer = call("evaluate", run, "--metrics", "likelihood", "--limit", 5)
+    assert "bits_per_dim" in answer.out
+    stored = json.loads((run / "metrics.json").read_text())
+    m = stored["metrics"]
     assert m["bits_per_dim"] == pytest.approx(np.log2(127.5) - m["log_px"] / 64 / np.log(2)) and m["log_z_error"] >= 0
-    assert "an estimate" in kept["protocol"]["likelihood"]["estimate"]
+    assert "an estimate" in stored["protocol"]["likelihood"]["estimate"]
     page = (run / "report.html").read_text()
     assert "Bits per dimension, an estimate" in page and "± " in page and "log_px_error" not in page

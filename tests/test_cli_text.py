@@ -10,8 +10,9 @@ import lebm
 from lebm.config import resolve
 
 SMALL = [
-    *("nz=3", "prior.width=8", "generator.embedding=4", "generator.hidden=6", "chains.prior.steps=3", "chains.posterior.steps=3"),
-    *("training.steps=3", "training.batch=8", "chains.posterior.first_steps=[0.5]"),
+    *("nz=3", "method.energy.width=8", "generator.embedding=4", "generator.hidden=6", "method.prior_chain.steps=3"),
+    *("method.posterior_chain.steps=3", "method.posterior_chain.first_steps=[0.5]"),
+    *("training.updates=3", "training.batch=8"),
 ]
 
 
@@ -37,15 +38,15 @@ def test_sample_prints_sentences(run, call, tmp_path):
 
 
 def test_reconstruct_shows_pairs(run, call, tmp_path):
-    said = call("reconstruct", run, "the captain counts the nets .", "zebra .")
-    lines = said.out.splitlines()
+    answer = call("reconstruct", run, "the captain counts the nets .", "zebra .")
+    lines = answer.out.splitlines()
     assert lines[0] == "the captain counts the nets ." and lines[2] == "zebra ." and lines[1].startswith("    ")
-    assert "1 of 8 words are unknown" in said.err and "nats a sentence" in said.err
+    assert "1 of 8 words are unknown" in answer.err and "nats a sentence" in answer.err
     (tmp_path / "in.txt").write_text("the captain counts the nets .\n\nzebra .\n")
-    said = call("reconstruct", run, "--input", tmp_path / "in.txt", "--out", tmp_path / "x.csv")
+    answer = call("reconstruct", run, "--input", tmp_path / "in.txt", "--out", tmp_path / "x.csv")
     rows = table(tmp_path / "x.csv")
     assert [r["name"] for r in rows] == ["in.txt:1", "in.txt:2"] and rows[0]["reconstruction"] == lines[1].strip()
-    assert "1 empty lines" in said.err
+    assert "1 empty lines" in answer.err
 
 
 def test_interpolate_walks_between_sentences(run, call, tmp_path):
@@ -59,15 +60,24 @@ def test_interpolate_walks_between_sentences(run, call, tmp_path):
 
 
 def test_score(run, call, tmp_path):
-    call("score", run, "--out", tmp_path / "s.csv", "the captain counts the nets .", "nets nets nets nets nets nets nets nets nets")
+    call(
+        "score",
+        run,
+        "--out",
+        tmp_path / "s.csv",
+        "the captain counts the nets .",
+        "nets nets nets nets nets nets nets nets nets",
+    )
     rows = table(tmp_path / "s.csv")
-    assert [r["file"] for r in rows] == ["sentence 1", "sentence 2"] and float(rows[1]["score"]) > float(rows[0]["score"])
+    assert [r["file"] for r in rows] == ["sentence 1", "sentence 2"] and float(rows[1]["score"]) > float(
+        rows[0]["score"]
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["sample", "--out", "x.png"], ["x.png does not fit a model of text", ".txt"]),
+        (["sample", "--out", "x.png"], ["x.png does not fit a model of kind text", ".txt"]),
         (["sample", "--temperature", "0"], ["temperature is 0.0", "above 0"]),
         (["sample", "--top-p", "2"], ["top_p is 2.0"]),
         (["reconstruct"], ["no input is given", "--input"]),
@@ -78,40 +88,48 @@ def test_score(run, call, tmp_path):
         (["neighbours"], ["images"]),
     ],
 )
-def test_mistakes_are_said_in_one_sentence(run, call, monkeypatch, tmp_path, args, words):
+def test_mistakes_are_one_sentence(run, call, monkeypatch, tmp_path, args, words):
     monkeypatch.chdir(tmp_path)
-    said = call(args[0], run, *args[1:], code=2)
-    lines = said.err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and all(w in lines[0] for w in words), said.err
+    answer = call(args[0], run, *args[1:], code=2)
+    lines = answer.err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and all(w in lines[0] for w in words), answer.err
 
 
 def test_images_want_a_file(call, tmp_path):
-    lebm.train(resolve("digits", ["training.steps=0", "generator.ngf=1", "nz=2"]), run=tmp_path / "run", device="cpu")
+    lebm.train(resolve("digits", ["training.updates=0", "generator.ngf=1", "nz=2"]), run=tmp_path / "run", device="cpu")
     assert "needs --out" in call("sample", tmp_path / "run", code=2).err
-    assert "does not fit a model of images" in call("sample", tmp_path / "run", "--out", tmp_path / "x.txt", code=2).err
+    assert (
+        "does not fit a model of kind image"
+        in call("sample", tmp_path / "run", "--out", tmp_path / "x.txt", code=2).err
+    )
 
 
 def test_the_tables_know_text(call):
-    assert "LSTM" in call("presets").out.replace("\n", " ")
+    assert "text 512" in call("presets").out
     assert "text-demo: found" in call("data").out
 
 
 def test_chains_are_shown_as_sentences(run, call, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
-    said = call("chains", folder, "--steps", 6, "--every", 3, "--rows", 2).out.splitlines()
-    assert [line for line in said if not line.startswith("    ")] == ["step 0", "step 3", "step 6"] and len(said) == 9
-    with np.load(folder / "chains.npz") as kept:
-        assert kept["z"].shape == (3, 2, 3) and kept["energy"].shape == (7, 200)
+    answer = call("chains", folder, "--steps", 6, "--every", 3, "--rows", 2).out.splitlines()
+    assert [line for line in answer if not line.startswith("    ")] == ["step 0", "step 3", "step 6"] and len(
+        answer
+    ) == 9
+    with np.load(folder / "chains.npz") as arrays:
+        assert arrays["z"].shape == (3, 2, 3) and arrays["energy"].shape == (7, 200)
     page = (folder / "report.html").read_text()
     assert "From noise to samples" in page and "chain 2" in page
-    assert "is a model of kind text; Fréchet distances are for images" in call("chains", folder, "--steps", 6, "--samples", 10, code=2).err
+    assert (
+        "is a model of kind text; Fréchet distances are for images"
+        in call("chains", folder, "--steps", 6, "--samples", 10, code=2).err
+    )
 
 
 def test_diagnose_and_report(run, call, tmp_path, rough_log_z):
     folder = shutil.copytree(run, tmp_path / "run")
-    said = call("diagnose", folder).out
-    assert said.split(":")[0] in ("steady", "drifting", "frozen", "oversaturated") and "pixel" not in said
-    said = call("report", folder)
-    assert "neighbours" in said.err and "for images" in said.err
+    answer = call("diagnose", folder).out
+    assert answer.split(":")[0] in ("steady", "drifting", "frozen", "oversaturated") and "pixel" not in answer
+    answer = call("report", folder)
+    assert "neighbours" in answer.err and "for images" in answer.err
     page = (folder / "report.html").read_text()
     assert "Paths between sentences" in page and "Diagnostics" in page

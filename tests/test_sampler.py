@@ -1,12 +1,15 @@
 """The sampler against laws that are known exactly at every finite number of steps."""
 
+import json
 import math
 
 import pytest
 import torch
 
-from lebm.config import Chain, Chains
-from lebm.sampler import langevin
+from lebm.config import LatentEBMConfig
+from lebm.core.errors import DataError
+from lebm.extensions.tempered_chain import TemperedChain
+from lebm.sampler import Chain, SamplerSpec, langevin
 
 N = 200_000  # values behind every moment
 
@@ -20,14 +23,16 @@ def gaussian_score(mu, v):
 
 
 def assert_moments(values, mean, var):
-    """Within 5 standard errors: sqrt(var/n) of the mean and var sqrt(2/(n - 1)) of the variance of a Gaussian sample."""
+    """Within 5 standard errors: sqrt(var/n) of the mean and var sqrt(2/(n - 1)) of the variance of a Gaussian
+    sample."""
     n = values.numel()
     assert abs(values.mean().item() - mean) < 5 * math.sqrt(var / n)
     assert abs(values.var().item() - var) < 5 * var * math.sqrt(2 / (n - 1))
 
 
 def law(z0, mu, v, chain):
-    """Mean and variance of an unadjusted chain on N(mu, v) after its K steps from z0: Gaussian, with a = 1 - s^2/(2v)."""
+    """Mean and variance of an unadjusted chain on N(mu, v) after its K steps from z0: Gaussian, with a = 1 -
+    s^2/(2v)."""
     s, k = chain.step_size, chain.steps
     a = 1 - s * s / (2 * v)
     return mu + a**k * (z0 - mu), s * s * (1 - a ** (2 * k)) / (1 - a * a)
@@ -72,7 +77,10 @@ def test_step_size_is_s_with_drift_half_s_squared():
 
 
 def test_published_step_sizes_are_the_defaults():
-    assert Chains() == Chains(prior=Chain(60, 0.4), posterior=Chain(20, 0.1))
+    method = LatentEBMConfig()
+    assert Chain() == Chain(60, 0.4)
+    assert (method.prior_chain.steps, method.prior_chain.step_size) == (60, 0.4)
+    assert (method.posterior_chain.steps, method.posterior_chain.step_size) == (20, 0.1)
 
 
 def test_equals_the_recursion_written_out():
@@ -144,7 +152,7 @@ def test_a_row_under_shared_noise_has_the_same_law():
 # --- watch ------------------------------------------------------------------------------------------------------------
 
 
-def test_watch_sees_every_state_from_the_start_to_the_end():
+def test_watch_is_given_every_state_from_the_start_to_the_end():
     start = torch.randn(3, 2, generator=rng(4), dtype=torch.float64)
     seen: list[tuple[int, torch.Tensor]] = []
     end = langevin(torch.neg, start, Chain(6, 0.4), rng(), watch=lambda k, z: seen.append((k, z)))
@@ -161,10 +169,24 @@ def test_start_is_left_as_it_was():
     assert torch.equal(start, torch.ones(3, 2, dtype=torch.float64))
 
 
+# --- chunks and preconditioning ---------------------------------------------------------------------------------------
+
+
+def test_noise_of_a_whole_chunk_makes_a_path_independent_of_how_many_rows_follow():
+    start = torch.randn(7, 3, generator=rng(5), dtype=torch.float64)
+    many = langevin(gaussian_score(1.0, 0.3), start, Chain(9, 0.2), rng(), chunk=7)
+    few = langevin(gaussian_score(1.0, 0.3), start[:3], Chain(9, 0.2), rng(), chunk=7)
+    assert torch.equal(many[:3], few)
+    assert torch.equal(many, langevin(gaussian_score(1.0, 0.3), start, Chain(9, 0.2), rng()))
+
+
+# --- tempered chains --------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("steps", [2, 3, 8])
 def test_first_steps_and_less_noise_have_their_exact_law(steps):
     """mean <- mu + a_k (mean - mu), var <- a_k^2 var + (noise s_k)^2, with a_k = 1 - s_k^2/(2v)."""
-    mu, v, z0, chain = 0.7, 0.8, -2.0, Chain(steps, 0.2, (0.9, 0.6, 0.5), 0.3)
+    mu, v, z0, chain = 0.7, 0.8, -2.0, TemperedChain(steps, 0.2, (0.9, 0.6, 0.5), 0.3)
     mean, var = z0, 0.0
     for s in [0.9, 0.6, 0.5, *[0.2] * 5][:steps]:
         a = 1 - s * s / (2 * v)
@@ -173,11 +195,52 @@ def test_first_steps_and_less_noise_have_their_exact_law(steps):
     assert_moments(z, mean, var)
 
 
-def test_a_bound_shortens_long_drifts_and_leaves_short_ones():
-    """A gradient of 1,000 a coordinate would move a row by 320 at s = 0.8; bounded, by 1 in its direction. Short drifts keep the exact law."""
+def test_a_drift_limit_shortens_long_drifts_and_leaves_short_ones():
+    """A gradient of 1,000 a coordinate would move a row by 320 at s = 0.8; limited, by 1 in its direction. Short drifts
+    keep the exact law."""
     steep = torch.tensor([[600.0, -800.0], [0.0, 0.0]], dtype=torch.float64)
-    z = langevin(lambda z: steep, torch.zeros(2, 2, dtype=torch.float64), Chain(1, 0.8, (), 0.0, 1.0), rng())
+    z = langevin(lambda z: steep, torch.zeros(2, 2, dtype=torch.float64), TemperedChain(1, 0.8, (), 0.0, 1.0), rng())
     torch.testing.assert_close(z[0], steep[0] / 1000 * math.sqrt(2))
     assert torch.equal(z[1], torch.zeros(2, dtype=torch.float64))
     start, score = torch.randn(50, 3, generator=rng(2), dtype=torch.float64), gaussian_score(0.3, 0.7)
-    assert torch.equal(langevin(score, start, Chain(5, 0.2, (), 1.0, 10.0), rng(3)), langevin(score, start, Chain(5, 0.2), rng(3)))
+    limited = langevin(score, start, TemperedChain(5, 0.2, (), 1.0, 10.0), rng(3))
+    assert torch.equal(limited, langevin(score, start, Chain(5, 0.2), rng(3)))
+
+
+def test_a_chain_without_tempering_is_the_papers():
+    plain, tempered = Chain(6, 0.3), TemperedChain(6, 0.3)
+    score, start = gaussian_score(0.3, 0.7), torch.randn(5, 3, generator=rng(2), dtype=torch.float64)
+    assert torch.equal(langevin(score, start, plain, rng(3)), langevin(score, start, tempered, rng(3)))
+    assert plain.reach == tempered.reach == pytest.approx(6 * 0.3**2 / 2)
+    assert TemperedChain(3, 0.1, (1.0,)).reach == pytest.approx((1 + 2 * 0.01) / 2)
+
+
+# --- how a draw is described ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "samples", "words"),
+    [
+        (SamplerSpec("prior", "noise", 60, 0.4), 1, "60 steps of 0.4 from N(0, I)"),
+        (SamplerSpec("prior", "noise", 1, 0.4), 1, "1 step of 0.4 from N(0, I)"),
+        (SamplerSpec("prior", base="a mixture"), 1, "drawn from a mixture"),
+        (SamplerSpec("posterior", "encoder", 0, 0.1), 1, "by the encoder alone"),
+        (SamplerSpec("posterior", "encoder", 20, 0.1), 1, "20 steps of 0.1 from the encoder's proposal"),
+        (SamplerSpec("prior", "flow"), 1, "by the flow alone"),
+        (SamplerSpec("prior", "replay", 3, 0.4, replay_chains=30), 30, "3 steps of 0.4 continuing the replayed chains"),
+        (SamplerSpec("prior", "replay", 3, 0.4, replay_chains=30), 40, "3 to 6 steps of 0.4 continuing the replayed"),
+    ],
+)
+def test_a_sampler_is_put_into_words(spec, samples, words):
+    assert spec.in_words(samples).startswith(words)
+
+
+def test_a_sampler_survives_json():
+    spec = SamplerSpec("prior", "replay", 5, 0.1, options={"first_steps": (0.3, 0.2), "noise": 0.5}, replay_chains=30)
+    plain = json.loads(json.dumps(spec.to_dict()))
+    assert SamplerSpec.from_dict(plain).to_dict() == spec.to_dict()
+    assert plain["options"] == {"first_steps": [0.3, 0.2], "noise": 0.5}
+    assert [spec.rounds(n) for n in (1, 30, 31, 100)] == [1, 1, 2, 4] and SamplerSpec("prior").rounds(100) == 1
+    for wrong in ({}, {"target": "x"}, {"target": "prior", "by": "langevin"}, ["prior"]):
+        with pytest.raises(DataError, match="sampler"):
+            SamplerSpec.from_dict(wrong)

@@ -1,51 +1,79 @@
 """The loop: what it logs, when it stops, and what lebm.train takes from a user of the library."""
 
-import io
 import json
 import math
 import os
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
 import lebm
-import lebm.prior
-from lebm import learn, loop, report, training
-from lebm.cells import updates
-from lebm.config import Chain, Chains, resolve
-from lebm.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
-from lebm.evaluate import evaluate
-from lebm.generators import ImageGenerator
-from lebm.health import diverged, exploded, frozen, short
-from lebm.log import Log, progress_bar, read, started_from
-from lebm.model import LatentEBM
-from lebm.state import TrainingState
-from lebm.training import train
+from lebm import data
+from lebm.config import resolve
+from lebm.config.build import apply_stage, build
+from lebm.core.device import fitting_threads
+from lebm.core.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
+from lebm.core.progress import Reporter
+from lebm.extensions.bases import WhitenedGaussian
+from lebm.extensions.tempered_chain import TemperedChain
+from lebm.generators import TableGenerator
+from lebm.health import short_reach
+from lebm.method import Method
+from lebm.run import Run
+from lebm.sampler import Chain
+from lebm.training import engine
+from lebm.training.health import exploded, largest_weights
+from lebm.training.log import Log
+from lebm.training.stages import Stages
+from lebm.training.state import TrainingState, stream_name
+from lebm.training.train import make_batches, train
 
 TINY = [
     "generator.ngf=4",
-    "prior.width=16",
-    "chains.prior.steps=5",
-    "chains.posterior.steps=3",
-    "training.steps=6",
+    "method.energy.width=16",
+    "method.prior_chain.steps=5",
+    "method.posterior_chain.steps=3",
+    "training.updates=6",
     "training.log_every=2",
     "training.checkpoint_every=3",
     "training.batch=20",
 ]
+GAUSSIAN = ["method.energy=null", "method.prior_chain.steps=0"]
+ENCODER = ["method.posterior_start.kind=encoder", "method.posterior_start.width=4"]
+FLOW = ["method.prior_start.kind=flow"]
+ALONE = "training.stages=[{until: 5, set: {method.posterior_chain.steps: 0}}]"
 ROW_KEYS = {
     "step", "epoch", "f_pos", "f_neg", "gap", "log_px", "mse", "grad_prior", "grad_generator", "disp_neg", "disp_pos",
-    "z_mean_neg", "z_sq_neg", "z_spread_neg", "z_mean_pos", "z_sq_pos", "z_spread_pos", "steps_per_second", "seconds",
+    "z_mean_neg", "z_sq_neg", "z_spread_neg", "z_mean_pos", "z_sq_pos", "z_spread_pos", "updates_per_second", "seconds",
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+class Heard(Reporter):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, words):
+        self.lines.append(words)
+
+    def about(self, *parts):
+        return [line for line in self.lines if all(part in line for part in parts)]
+
+
+@pytest.fixture
+def heard():
+    return Heard()
 
 
 def tiny(*settings):
@@ -61,17 +89,8 @@ def strict_rows(run):
     return [json.loads(line, parse_constant=refuse) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture
-def heard(tmp_path):
-    """A console that writes to a file, and what was said on it."""
-    with open(tmp_path / "heard.txt", "w+") as f:
-        console = Console(file=f)
-
-        def words():
-            f.flush()
-            return (tmp_path / "heard.txt").read_text()
-
-        yield console, words
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 # --- a run --------------------------------------------------------------------------------------------------------
@@ -83,13 +102,13 @@ def test_a_run_is_a_folder(tmp_path):
     names = {p.name.split(".")[0] for p in run.iterdir()}
     assert names == {"config", "log", "model", "checkpoints", "events"}  # events: TensorBoard's file
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["00000000", "00000003", "00000006"]
-    assert resolve(run) == tiny() and not model.training
+    assert resolve(run) == tiny() and not model.training and model.updates == 6
     rows = strict_rows(run)
     assert [r["step"] for r in rows] == [2, 3, 4, 6] and all(set(r) == ROW_KEYS for r in rows)
     assert all(r["gap"] == pytest.approx(r["f_pos"] - r["f_neg"], abs=1e-6) for r in rows)
     again = lebm.load(run)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-    assert torch.equal(model.sample(3, seed=4), again.sample(3, seed=4))
+    assert torch.equal(model.sample(3, seed=4), again.sample(3, seed=4)) and again.updates == 6
 
 
 def test_the_config_of_a_run_is_enough_to_run_it_again(tmp_path):
@@ -113,91 +132,98 @@ def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
     before = sorted(os.listdir(tmp_path))
     state = torch.random.get_rng_state()
     model = train(tiny())
-    assert isinstance(model, LatentEBM) and sorted(os.listdir(tmp_path)) == before
+    assert isinstance(model, Method) and sorted(os.listdir(tmp_path)) == before
     assert torch.equal(torch.random.get_rng_state(), state), "the global stream is the caller's"
 
 
-def test_no_steps_is_a_model_as_it_begins(tmp_path):
-    train(tiny("training.steps=0"), run=tmp_path / "run")
-    a, b = lebm.load(tmp_path / "run"), LatentEBM(tiny())
+def test_no_updates_is_a_model_as_it_begins(tmp_path):
+    train(tiny("training.updates=0"), run=tmp_path / "run")
+    a, b = lebm.load(tmp_path / "run"), build(tiny())
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def test_the_average_is_what_is_kept(tmp_path):
-    train(tiny("learning.ema=0.5"), run=tmp_path / "run")
+def test_the_average_is_what_is_saved_for_use(tmp_path):
+    returned = train(tiny("training.ema=0.5"), run=tmp_path / "run")
     tensors = load_file(tmp_path / "run" / "checkpoints" / "00000006" / "tensors.safetensors")
     model = load_file(tmp_path / "run" / "model.safetensors")
     names = [k for k in model if k.startswith("generator.")]
-    assert all(
-        torch.equal(model[k], tensors[f"ema.{i}"]) for i, k in enumerate(n for n, _ in lebm.load(tmp_path / "run").named_parameters() if n in names)
-    )
+    assert all(torch.equal(model[k], tensors[f"ema.{k}"]) for k in names)
     assert not any(torch.equal(model[k], tensors[f"model.{k}"]) for k in names)
     assert all(torch.equal(model[k], tensors[f"model.{k}"]) for k in model if k.startswith("prior."))
+    assert all(torch.equal(v, model[k]) for k, v in returned.state_dict().items())
 
 
 def test_the_average_moves_by_one_minus_its_decay(tmp_path):
-    train(tiny("learning.ema=0.9", "training.steps=3", "training.checkpoint_every=1"), run=tmp_path / "run")
-    kept = [load_file(tmp_path / "run" / "checkpoints" / f"{i:08d}" / "tensors.safetensors") for i in (2, 3)]
+    train(tiny("training.ema=0.9", "training.updates=3", "training.checkpoint_every=1"), run=tmp_path / "run")
+    two, three = (load_file(tmp_path / "run" / "checkpoints" / f"{i:08d}" / "tensors.safetensors") for i in (2, 3))
     name = "generator.layers.0.weight"
-    i = [n for n, _ in lebm.load(tmp_path / "run").named_parameters() if n.startswith("generator.")].index(name)
-    expected = 0.9 * kept[0][f"ema.{i}"] + 0.1 * kept[1][f"model.{name}"]
-    torch.testing.assert_close(kept[1][f"ema.{i}"], expected)
-    assert not torch.equal(kept[1][f"ema.{i}"], kept[0][f"ema.{i}"])
+    expected = 0.9 * two[f"ema.{name}"] + 0.1 * three[f"model.{name}"]
+    torch.testing.assert_close(three[f"ema.{name}"], expected)
+    assert not torch.equal(three[f"ema.{name}"], two[f"ema.{name}"])
 
 
-def test_a_fitted_base_moves_at_its_hundredth_update_to_the_moments_of_posterior_draws(tmp_path, monkeypatch):
+def test_a_whitened_base_moves_at_its_hundredth_update_to_the_moments_of_posterior_draws(tmp_path, monkeypatch):
     seen = []
-    real = lebm.prior.GaussianPrior.see
-    monkeypatch.setattr(lebm.prior.GaussianPrior, "see", lambda self, z: (seen.append(z.clone()), real(self, z))[1])
-    config = ("prior.kind=gaussian", "prior.base=fitted", "chains.posterior.steps=1", "training.checkpoint_every=99", "training.log_every=99")
-    before = train(tiny(*config, "training.steps=99"), run=tmp_path / "run")
-    assert torch.equal(before.prior.mean, torch.zeros(len(before.prior.mean)))
-    model = train(tiny(*config, "training.steps=101"), run=tmp_path / "run", resume=True)  # across the fit
-    mean = torch.zeros(len(model.prior.mean))
+    real = WhitenedGaussian.observe
+    monkeypatch.setattr(WhitenedGaussian, "observe", lambda self, z: (seen.append(z.clone()), real(self, z))[1])
+    config = [*GAUSSIAN, "method.base.kind=whitened", "method.posterior_chain.steps=1"]
+    config += ["training.checkpoint_every=99", "training.log_every=99"]
+    before = train(tiny(*config, "training.updates=99"), run=tmp_path / "run")
+    assert torch.equal(before.prior.base.mean, torch.zeros(len(before.prior.base.mean)))
+    model = train(tiny(*config, "training.updates=101"), run=tmp_path / "run", resume=True)  # across the fit
+    mean = torch.zeros(len(model.prior.base.mean))
     for t, z in enumerate(seen[:100]):
         mean = mean.lerp(z.mean(0), 1 / (20 + t / 2))
     assert len(seen) == 101
-    torch.testing.assert_close(model.prior.mean, mean)
-    straight = train(tiny(*config, "training.steps=101"))
+    torch.testing.assert_close(model.prior.base.mean, mean)
+    straight = train(tiny(*config, "training.updates=101"))
     assert all(torch.equal(v, straight.state_dict()[k]) for k, v in model.state_dict().items())
 
 
 def test_rates_decay_once_an_epoch():
-    rates = ("learning.prior_rate=1e-4", "learning.generator_rate=1e-3")
-    state = TrainingState(tiny("learning.decay=0.5", *rates), LatentEBM(tiny()), torch.device("cpu"))
-    state.set_rates(3)
-    assert [g["lr"] for g in state.optimizer.param_groups] == pytest.approx([1e-4 / 8, 1e-3 / 8])
+    config = tiny("training.decay=0.5", "optimizers.prior.rate=1e-4", "optimizers.generator.rate=1e-3")
+    state = TrainingState(config, build(config), torch.device("cpu"))
+    stages = Stages(config, state.method, state.optimizers)
+    stages.enter(0)
+    stages.prepare(0, epoch=3)
+    rates = {name: o.param_groups[0]["lr"] for name, o in state.optimizers.items()}
+    assert rates == pytest.approx({"prior": 1e-4 / 8, "generator": 1e-3 / 8})
 
 
 # --- stopping -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def at_step(monkeypatch):
-    """at_step(n, action): the action happens inside the n-th step from now."""
+def at_update(monkeypatch):
+    """at_update(n, action): the action happens inside the n-th update from now; it is given the method."""
 
     def plan(n, action):
-        real, seen = learn.learn_step, []
+        real, seen = engine.update, []
 
-        def step(*args, **kwargs):
+        def update(method, *args, **kwargs):
             seen.append(1)
             if len(seen) == n:
-                action()
-            return real(*args, **kwargs)
+                action(method)
+            return real(method, *args, **kwargs)
 
-        monkeypatch.setattr(learn, "learn_step", step)
+        monkeypatch.setattr(engine, "update", update)
 
     return plan
 
 
+def kill(signum, times=1):
+    return lambda method: [os.kill(os.getpid(), signum) for _ in range(times)]
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, at_step, signum, code):
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, at_update, signum, code):
     run, before = tmp_path / "my run", signal.getsignal(signum)
-    at_step(2, lambda: os.kill(os.getpid(), signum))
+    at_update(2, kill(signum))
     with pytest.raises(Interrupted) as e:
         train(tiny(), run=run)
     assert e.value.exit_code == code
-    assert str(e.value) == f"stopped at step 2 of 6 by {signum.name}; saved. Go on with: lebm train '{run}' --resume"
+    for part in ("update 2 of 6", signum.name, f"lebm train '{run}' --resume"):
+        assert part in str(e.value)
     assert signal.getsignal(signum) is before
     assert lebm.load(run) and [r["step"] for r in strict_rows(run)] == [2]
     train(run, run=run, resume=True)
@@ -205,8 +231,8 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, at_step, signum, code):
     assert all(torch.equal(a, b) for a, b in zip(lebm.load(run).parameters(), straight.parameters(), strict=True))
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path, at_step):
-    at_step(2, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+def test_a_second_ctrl_c_stops_at_once(tmp_path, at_update):
+    at_update(2, kill(signal.SIGINT, times=2))
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), run=tmp_path / "run")
     assert lebm.load(tmp_path / "run")
@@ -214,38 +240,31 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, at_step):
 
 
 def test_time_is_up(tmp_path, heard):
-    console, words = heard
     run = tmp_path / "run"
-    train(tiny("training.steps=1000000"), run=run, max_seconds=0.2, console=console)
-    steps = strict_rows(run)[-1]["step"]
-    assert 0 < steps < 1_000_000 and f"time is up at step {steps} of 1000000; saved. Go on with: lebm train {run} --resume" in words()
+    train(tiny("training.updates=1000000"), run=run, max_seconds=0.2, reporter=heard)
+    updates = strict_rows(run)[-1]["step"]
+    assert 0 < updates < 1_000_000
+    assert heard.about(f"time is up at update {updates} of 1000000", f"lebm train {run} --resume")
     train(run, run=run, resume=True, max_seconds=0)
-    assert strict_rows(run)[-1]["step"] == steps + 1
+    assert strict_rows(run)[-1]["step"] == updates + 1
 
 
 def test_how_to_go_on_names_the_data_folder(tmp_path, heard):
-    console, words = heard
-    train(tiny(), run=tmp_path / "run", max_seconds=0, console=console, data_dir=tmp_path / "my data")
-    assert f"--resume --data-dir '{tmp_path / 'my data'}'" in words()
+    train(tiny(), run=tmp_path / "run", max_seconds=0, reporter=heard, data_dir=tmp_path / "my data")
+    assert heard.about(f"--resume --data-dir '{tmp_path / 'my data'}'")
 
 
-def test_progress_in_a_file_is_a_line_now_and_then(heard):
-    console, words = heard
-    with progress_bar(console, "training") as update:
-        for i in range(1, 1001):
-            update(i, 1000, note="mse 0.1")
-    with progress_bar(console, "reading"):
-        pass
-    assert words().splitlines() == ["training 1000/1000  mse 0.1"]
+def test_progress_is_reported():
+    shown = []
 
+    class Bars(Heard):
+        def progress(self, what):
+            return nullcontext(lambda done, total, note="": shown.append((what, done, total, note)))
 
-def test_progress_on_a_terminal(tmp_path):
-    with open(tmp_path / "out", "w") as f:
-        with progress_bar(Console(file=f, force_terminal=True), "training") as update:
-            update(3, 10, note="mse [0.1]")
-        with progress_bar(None, "nothing") as update:
-            update(1, 2)
-    assert "3/10" in (tmp_path / "out").read_text()
+    train(tiny(), reporter=Bars())
+    bars = [entry for entry in shown if entry[0] == "training"]
+    assert [entry[1:3] for entry in bars] == [(2, 6), (3, 6), (4, 6), (6, 6)]
+    assert all("mse" in entry[3] and "gap" in entry[3] and "updates/s" in entry[3] for entry in bars)
 
 
 # --- divergence ---------------------------------------------------------------------------------------------------
@@ -254,19 +273,20 @@ def test_progress_on_a_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "quantity", "advice"),
     [
-        ("learning.prior_rate=1e6", "z_sq_neg", "learning.prior_rate"),
-        ("learning.generator_rate=1e6", "largest weight of the generator", "learning.generator_rate"),
-        ("chains.prior.step_size=50", "z_sq_neg", "chains.prior.step_size"),
-        ("chains.posterior.step_size=50", "z_sq_pos", "chains.posterior.step_size"),
+        ("optimizers.prior.rate=1e6", "z_sq_neg", "optimizers.prior.rate"),
+        ("optimizers.generator.rate=1e6", "largest weight of the generator", "optimizers.generator.rate"),
+        ("method.prior_chain.step_size=50", "z_sq_neg", "method.prior_chain.step_size"),
+        ("method.posterior_chain.step_size=50", "z_sq_pos", "method.posterior_chain.step_size"),
         ("generator.sigma=1e-6", "", ""),
     ],
 )
-def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, setting, quantity, advice):
+def test_divergence_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path, setting, quantity, advice):
     run = tmp_path / "run"
     with pytest.raises(Diverged) as e:
-        train(tiny("training.steps=60", setting), run=run)
+        train(tiny("training.updates=60", setting), run=run)
     message = str(e.value)
-    assert message.startswith("diverged at step ") and quantity in message and advice in message and "last good checkpoint is step" in message
+    assert message.startswith("diverged at update ") and quantity in message and advice in message
+    assert "last good checkpoint" in message and str(run) in message
     assert e.value.exit_code == 3
     assert all(bool(torch.isfinite(p).all()) for p in lebm.load(run).parameters())
     rows = strict_rows(run)
@@ -277,130 +297,233 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, s
         train(run, run=run, resume=True)
 
 
-def test_divergence_late_in_a_run_keeps_the_learning_so_far(tmp_path, monkeypatch):
+def test_divergence_late_in_a_run_leaves_the_learning_so_far(tmp_path, at_update, monkeypatch):
     """Weights that turn to NaN between two checkpoints: the first stays, and nothing newer is written."""
-    real, seen = learn.learn_step, []
-
-    def step(model, *args):
-        seen.append(1)
-        if len(seen) == 5:
-            model.generator.layers[0].weight.data.fill_(math.nan)
-        return real(model, *args)
-
-    monkeypatch.setattr(learn, "learn_step", step)
-    with pytest.raises(Diverged, match=r"step 6: .* the last good checkpoint is step 3"):
+    at_update(5, lambda method: method.generator.layers[0].weight.data.fill_(math.nan))
+    with pytest.raises(Diverged, match=r"update 6: .* checkpoint is update 3"):
         train(tiny(), run=tmp_path / "run")
     monkeypatch.undo()
     assert lebm.load(tmp_path / "run").sample(2).isfinite().all()
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(train(tmp_path / "run", run=tmp_path / "run", resume=True).parameters(), train(tiny()).parameters(), strict=True)
-    )
+    resumed = train(tmp_path / "run", run=tmp_path / "run", resume=True, device="cpu")
+    assert torch.equal(weights(resumed), weights(train(tiny(), device="cpu")))
 
 
-GOOD = dict.fromkeys(ROW_KEYS, 0.5) | {"step": 1}
+GOOD = dict.fromkeys(ROW_KEYS, 0.5) | {"step": 1, "batch": 20}
+
+
+def diverged(row, method):
+    """What the first fatal check says."""
+    words = (check.test(row) for check in method.checks() if check.fatal)
+    return next((w for w in words if w), None)
+
+
+def warnings(row, method):
+    """What the other checks say, by name."""
+    return {check.name: words for check in method.checks() if not check.fatal and (words := check.test(row))}
 
 
 def test_what_counts_as_diverged():
-    assert diverged(GOOD, tiny()) is None
+    method = build(tiny())
+    assert diverged(GOOD, method) is None
     for key in ("f_pos", "f_neg", "z_sq_neg", "z_sq_pos", "log_px", "grad_prior", "grad_generator"):
         for bad in (math.nan, math.inf, -math.inf):
-            assert diverged(GOOD | {key: bad}, tiny()).startswith(f"{key} is {bad}; lower ")
-    assert diverged(GOOD | {"f_pos": -2e6}, tiny()) and diverged(GOOD | {"z_sq_neg": 2e4}, tiny())
-    assert diverged(GOOD | {"log_px": -1e9}, tiny()) is None
+            assert diverged(GOOD | {key: bad}, method).startswith(f"{key} is {bad}; lower ")
+    assert diverged(GOOD | {"f_pos": -2e6}, method) and diverged(GOOD | {"z_sq_neg": 2e4}, method)
+    assert diverged(GOOD | {"log_px": -1e9}, method) is None
     assert exploded({"prior": 3.0, "generator": 0.0}) is None
-    assert "learning.prior_rate" in exploded({"prior": math.nan, "generator": 1.0})
-    assert "learning.generator_rate" in exploded({"prior": 1.0, "generator": math.inf})
+    assert "optimizers.prior.rate" in exploded({"prior": math.nan, "generator": 1.0})
+    assert "optimizers.generator.rate" in exploded({"prior": 1.0, "generator": math.inf})
 
 
-BAD = ("z_sq_neg", "z_sq_pos", "f_pos", "log_px", "grad_prior", "grad_generator", "log_q_pos", "grad_encoder", "log_q_neg", "grad_flow")
-ALONE = ("draw.posterior=warm", "encoder.teach=follow", "draw.alone=5")
+def test_the_largest_weight_of_each_network():
+    method = build(tiny())
+    assert all(0 < value < 10 for value in largest_weights(method).values())
+    assert set(largest_weights(method)) == {"prior", "generator"}
+    method.generator.layers[0].bias.data[0] = torch.nan
+    assert str(largest_weights(method)["generator"]) == "nan"
+
+
+BAD = [
+    "z_sq_neg", "z_sq_pos", "f_pos", "log_px", "grad_prior", "grad_generator", "log_q_pos", "grad_encoder", "log_q_neg",
+    "grad_flow",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("settings", "step", "has"),
+    ("settings", "update", "has"),
     [
-        ((), 1, {"chains.prior", "chains.posterior"}),
-        (("draw.posterior=warm", "draw.prior=warm"), 1, {"chains.prior", "chains.posterior", "encoder", "flow"}),
-        (("draw.posterior=amortised", "draw.prior=flow"), 1, {"encoder", "flow"}),
-        (ALONE, 5, {"chains.prior", "encoder"}),  # the encoder alone draws the updates 0 to 4
-        (ALONE, 6, {"chains.prior", "chains.posterior", "encoder"}),
-        (("prior.kind=gaussian", "prior.base=fitted"), 1, {"chains.posterior"}),
+        ([], 1, {"prior_chain", "posterior_chain"}),
+        (
+            [*ENCODER, *FLOW, "method.posterior_start.objective=forward_kl", "method.prior_start.objective=forward_kl"],
+            1,
+            {"prior_chain", "posterior_chain", "encoder", "flow"},
+        ),
+        (
+            [*ENCODER, *FLOW, "method.posterior_chain.steps=0", "method.prior_chain.steps=0"],
+            1,
+            {"encoder", "flow"},
+        ),
+        ([*ENCODER, ALONE], 4, {"prior_chain", "encoder"}),  # the encoder alone draws the updates 0 to 4
+        ([*ENCODER, ALONE], 5, {"prior_chain", "posterior_chain", "encoder"}),
+        ([*GAUSSIAN, "method.base.kind=whitened"], 1, {"posterior_chain"}),
     ],
 )
-def test_advice_names_only_what_the_run_has(settings, step, has):
+def test_advice_names_only_what_the_run_has(settings, update, has):
+    if "flow" in has:
+        pytest.importorskip("zuko")
     config = tiny(*settings)
+    method = build(config)
+    apply_stage(method, config.at(update))
     networks = {"encoder": "pos", "flow": "neg"}
-    keys = [k for k in BAD if not any(k in (f"log_q_{end}", f"grad_{net}") and net not in has for net, end in networks.items())]
-    said = {key: diverged(GOOD | {"step": step, key: math.nan}, config) for key in keys}
+    absent = {k for net, end in networks.items() if net not in has for k in (f"log_q_{end}", f"grad_{net}")}
+    said = {key: diverged(GOOD | {key: math.nan}, method) for key in BAD if key not in absent}
     for words in said.values():
-        for kind in ("chains.prior", "chains.posterior"):
-            assert kind in has or f"{kind}.step" not in words
+        for chain in ("prior_chain", "posterior_chain"):
+            assert chain in has or f"method.{chain}.step" not in words
         for net in networks:
-            assert net in has or f"learning.{net}_rate" not in words
-    assert ("chains.posterior.step_size or first_steps" in said["z_sq_pos"]) == ("chains.posterior" in has)
-    assert ("learning.encoder_rate" in said["z_sq_pos"]) == ("learning.encoder_rate" in said["log_px"]) == ("encoder" in has)
-    assert ("chains.prior.step_size" in said["z_sq_neg"]) == ("chains.prior" in has)
-    assert ("learning.flow_rate" in said["z_sq_neg"]) == ("flow" in has)
-    if config.prior.kind == "gaussian":
-        assert "prior_rate" not in said["z_sq_pos"] and said["z_sq_neg"].split("; ")[1] == said["z_sq_pos"].split("; ")[1]
+            assert net in has or f"optimizers.{net}.rate" not in words
+    assert ("method.posterior_chain.step_size" in said["z_sq_pos"]) == ("posterior_chain" in has)
+    encoder = "optimizers.encoder.rate"
+    assert (encoder in said["z_sq_pos"]) == (encoder in said["log_px"]) == ("encoder" in has)
+    assert ("method.prior_chain.step_size" in said["z_sq_neg"]) == ("prior_chain" in has)
+    assert ("optimizers.flow.rate" in said["z_sq_neg"]) == ("flow" in has)
+    if config.method.energy is None:
+        assert "optimizers.prior.rate" not in said["z_sq_pos"]
+        assert said["z_sq_neg"].split("; ")[1] == said["z_sq_pos"].split("; ")[1]
 
 
-REACHING = ("prior.base=mixture", "prior.parts=2", "draw.posterior=amortised")
+REACHING = ["method.base.kind=mixture", "method.base.components=2", *ENCODER]
 
 
 @pytest.mark.parametrize(
-    ("settings", "reach"),
+    ("settings", "update", "reach"),
     [
-        (("chains.prior.steps=100", "chains.prior.step_size=0.1"), "0.5"),
-        (("chains.prior.steps=250", "chains.prior.step_size=0.1"), None),
-        (("chains.prior.steps=3", "chains.prior.step_size=0.1", "chains.prior.first_steps=[1.0]"), "0.51"),
-        (("chains.prior.steps=3", "chains.prior.step_size=0.1", "chains.prior.first_steps=[1.5]"), None),
-        (("chains.prior.steps=2", "prior.base=standard"), None),
-        (("chains.prior.steps=2", "prior.kind=gaussian"), None),
-        (("chains.prior.steps=2", "draw.posterior=warm", "encoder.teach=follow"), None),
-        (("chains.prior.steps=2", "draw.posterior=warm", "encoder.teach=follow", "draw.alone=5"), "0.16"),
+        (["method.prior_chain.steps=100", "method.prior_chain.step_size=0.1"], 0, "0.5"),
+        (["method.prior_chain.steps=250", "method.prior_chain.step_size=0.1"], 0, None),
+        (
+            ["method.prior_chain.steps=3", "method.prior_chain.step_size=0.1", "method.prior_chain.first_steps=[1.0]"],
+            0,
+            "0.51",
+        ),
+        (
+            ["method.prior_chain.steps=3", "method.prior_chain.step_size=0.1", "method.prior_chain.first_steps=[1.5]"],
+            0,
+            None,
+        ),
+        (["method.prior_chain.steps=2", "method.base.kind=standard"], 0, None),
+        ([*GAUSSIAN], 0, None),
+        (["method.prior_chain.steps=2", "method.posterior_chain.steps=3"], 0, None),
+        (["method.prior_chain.steps=2", "method.posterior_chain.steps=3", ALONE], 0, "0.16"),
+        (["method.prior_chain.steps=2", "method.posterior_chain.steps=3", ALONE], 5, None),
     ],
 )
-def test_a_prior_chain_too_short_for_an_encoder_alone_is_named(settings, reach):
-    words = short(tiny(*REACHING, *settings))
+def test_a_prior_chain_too_short_for_an_encoder_alone_is_named(settings, update, reach):
+    config = tiny(*REACHING, "method.posterior_chain.steps=0", *settings)
+    method = build(config)
+    apply_stage(method, config.at(update))
+    words = warnings(GOOD, method).get("short_reach")
+    assert words == short_reach(method, without_chain=not method.posterior_chain.steps)
     assert (words is None) if reach is None else f"of {reach}; " in words
 
 
 def test_an_encoder_that_runs_away_gets_advice_it_can_follow(tmp_path):
-    settings = ("draw.posterior=amortised", "encoder.width=2", "learning.encoder_rate=1e8", "training.steps=60")
+    settings = [*ENCODER, "method.posterior_chain.steps=0", "method.posterior_start.width=2"]
     with pytest.raises(Diverged) as e:
-        train(tiny(*settings), run=tmp_path / "run")
-    assert "learning.encoder_rate" in str(e.value) and "chains.posterior.step_size" not in str(e.value)
+        train(tiny(*settings, "optimizers.encoder.rate=1e8", "training.updates=60"), run=tmp_path / "run")
+    assert "optimizers.encoder.rate" in str(e.value) and "method.posterior_chain.step_size" not in str(e.value)
 
 
-@pytest.mark.parametrize("kind", ["prior", "posterior"])
-def test_frozen_chains_are_said_once_and_logged(tmp_path, heard, kind):
-    console, words = heard
-    train(tiny(f"chains.{kind}.step_size=1e-6"), run=tmp_path / "run", console=console)
-    assert words().count(f"the {kind} chain is frozen") == 1 and f"raise chains.{kind}.step_size" in words()
-    warnings = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
-    assert len(warnings) == 1 and warnings[0]["step"] == 2 and "frozen" in warnings[0]["warning"]
+@pytest.mark.parametrize("which", ["prior", "posterior"])
+def test_frozen_chains_are_reported_once_and_logged(tmp_path, heard, which):
+    train(tiny(f"method.{which}_chain.step_size=1e-6"), run=tmp_path / "run", reporter=heard)
+    assert len(heard.about("warning", f"the {which} chain is frozen", f"method.{which}_chain.step_size")) == 1
+    logged = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
+    assert len(logged) == 1 and logged[0]["step"] == 2 and "frozen" in logged[0]["warning"]
 
 
-def test_what_counts_as_frozen():
-    chains = tiny().chains
-    assert list(frozen(GOOD, chains, 20)) == []
-    assert [w[:18] for w in frozen(GOOD | {"z_spread_neg": 0.001}, chains, 20)] == ["the prior samples "]
-    assert list(frozen(GOOD | {"z_spread_neg": 0.0}, chains, 1)) == [], "a single row has no spread"
-    assert [w[:36] for w in frozen(GOOD | {"step": 500, "gap": -40.0}, chains, 1)] == ["the prior's draws do not keep up wit"]
-    assert list(frozen(GOOD | {"step": 499, "gap": 40.0}, chains, 20)) == list(frozen(GOOD | {"step": 900, "gap": 20.0}, chains, 20)) == []
+def test_what_is_not_healthy():
+    method = build(tiny())
+    assert warnings(GOOD, method) == {}
+    assert list(warnings(GOOD | {"z_spread_neg": 0.001}, method)) == ["prior_collapsed"]
+    one = GOOD | {"batch": 1}
+    assert warnings(one | {"z_spread_neg": 0.0}, method) == {}, "a single row has no spread"
+    assert list(warnings(one | {"step": 500, "gap": -40.0}, method)) == ["energy_apart"]
+    assert warnings(GOOD | {"step": 499, "gap": 40.0}, method) == {}
+    assert warnings(GOOD | {"step": 900, "gap": 20.0}, method) == {}
     led = GOOD | {"step": 500, "z_sq_pos": 30.0, "z_sq_neg": 61.0}
-    assert [w[:40] for w in frozen(led, chains, 20)] == ["the prior's draws lie much farther out t"]
-    half = Chains(chains.prior, Chain(3, 0.1, noise=0.5))  # a posterior of half its noise is narrower than its prior
-    assert list(frozen(led, half, 20)) == list(frozen(led | {"z_sq_neg": 59.0}, chains, 20)) == list(frozen(led | {"step": 499}, chains, 20)) == []
-    assert list(frozen(GOOD | {"step": 10_000, "z_spread_pos": 50.0}, chains, 20)) == [], "where there is no flow, none has collapsed"
-    assert list(frozen(GOOD | {"disp_neg": 0.0}, tiny("prior.kind=gaussian").chains, 20)) == [], "no chain is run"
-    none = Chains(Chain(0, 0.4), Chain(0, 0.1))
-    (said,) = frozen(GOOD | {"z_spread_pos": 0.001, "log_q_pos": 0.0}, none, 20)
-    assert said.endswith("lower learning.prior_rate or learning.encoder_rate")
-    (said,) = frozen(GOOD | {"step": 500, "gap": -40.0, "log_q_neg": 0.0}, none, 1)
-    assert said.endswith("set learning.l2, or raise learning.flow_rate")
+    assert list(warnings(led, method)) == ["prior_far_out"]
+    assert warnings(led | {"z_sq_neg": 59.0}, method) == warnings(led | {"step": 499}, method) == {}
+    method.posterior_chain = TemperedChain(
+        3, 0.1, noise=0.5
+    )  # a posterior of half its noise is narrower than its prior
+    assert warnings(led, method) == {}
+    method.posterior_chain = Chain(3, 0.1)
+    spread = GOOD | {"step": 10_000, "z_spread_pos": 50.0}
+    assert warnings(spread, method) == {}, "where there is no flow, none has collapsed"
+    assert warnings(GOOD | {"disp_neg": 0.0}, build(tiny(*GAUSSIAN))) == {}, "no chain is run"
+    method.prior_chain, method.posterior_chain = Chain(0, 0.4), Chain(0, 0.1)
+    (said,) = warnings(GOOD | {"z_spread_pos": 0.001, "log_q_pos": 0.0}, method).values()
+    assert said.endswith("lower optimizers.prior.rate or optimizers.encoder.rate")
+    (said,) = warnings(one | {"step": 500, "gap": -40.0, "log_q_neg": 0.0}, method).values()
+    assert said.endswith("set method.energy.l2, or raise optimizers.flow.rate")
+
+
+def test_a_base_that_cannot_follow_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(WhitenedGaussian, "refit_every", 2)
+    monkeypatch.setattr("lebm.extensions.bases.FLOOR", -1e6)
+    train(tiny("method.base.kind=whitened", "training.log_every=1", "training.updates=4"), run=tmp_path / "run")
+    said = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
+    assert len(said) == 1 and said[0]["step"] == 3 and "the base stays where it is" in said[0]["warning"]
+
+
+def test_the_log_is_of_the_base_that_the_update_used(tmp_path, monkeypatch):
+    """log_q of a flow is a density of u: fitting the base anew moves all u, and must not show in the row of that
+    update."""
+    pytest.importorskip("zuko")
+    rows = {}
+    settings = [*FLOW, "method.prior_start.objective=forward_kl", "method.base.kind=whitened"]
+    for refit in (4, 100):
+        monkeypatch.setattr(WhitenedGaussian, "refit_every", refit)
+        train(tiny(*settings, "training.updates=4", "training.log_every=4"), run=tmp_path / str(refit))
+        rows[refit] = strict_rows(tmp_path / str(refit))[-1]["log_q_neg"]
+    assert rows[4] == rows[100]
+
+
+def test_another_precision_than_asked_for_is_logged(tmp_path):
+    """Also where nobody hears the reporter."""
+    train(tiny("precision=bfloat16", "training.updates=2"), run=tmp_path / "run", device="cpu")
+    (said,) = (r for r in strict_rows(tmp_path / "run") if "warning" in r)
+    assert said["step"] == 0 and "float32" in said["warning"]
+
+
+def test_a_text_model_reports_whether_z_matters(tmp_path):
+    small = ["generator.hidden=8", "generator.embedding=4", "nz=4", "method.energy.width=8", "data.limit=40"]
+    small += ["training.batch=10", "training.updates=4", "training.log_every=1", "training.checkpoint_every=2"]
+    config = resolve("text-demo", [*small, "method.posterior_chain.steps=2", "method.prior_chain.steps=2"])
+    model = train(config, run=tmp_path / "run")
+    rows = strict_rows(tmp_path / "run")
+    assert all({"nll_word", "z_gain", "z_share"} <= set(r) for r in rows)
+    assert [{"active_units", "z_information"} <= set(r) for r in rows] == [False, True, False, True]
+    assert lebm.load(tmp_path / "run").generator.words().words == model.generator.words().words
+
+
+# --- several processes --------------------------------------------------------------------------------------------
+
+
+def test_each_of_several_processes_has_its_rows_and_its_stream(monkeypatch):
+    config = tiny()
+    method, rows = build(config), torch.arange(100).view(100, 1)
+    whole = make_batches(config, method, rows, torch.device("cpu"))
+    monkeypatch.setattr("lebm.training.train.world_size", lambda: 2)
+    parts = []
+    for number in range(2):
+        monkeypatch.setattr("lebm.training.train.rank", lambda number=number: number)
+        parts.append(make_batches(config, method, rows, torch.device("cpu"))(3))
+    assert torch.equal(torch.cat(parts), whole(3)) and len(parts[0]) == 10
+    assert stream_name("chain") == "chain"
+    monkeypatch.setattr("lebm.training.state.world_size", lambda: 2)
+    monkeypatch.setattr("lebm.training.state.rank", lambda: 1)
+    assert stream_name("chain") == "chain/rank-1"
 
 
 # --- the log ------------------------------------------------------------------------------------------------------
@@ -408,24 +531,28 @@ def test_what_counts_as_frozen():
 
 def test_a_log_cut_short_is_mended(tmp_path):
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"step": 2}\nrubbish \xff\n[1]\n{"step": "x"}\n{"step": 3, "warning": "w"}\n{"step": 4}\n{"step": 5, "f')
-    assert [r["step"] for r in read(path)] == [1, 2, "x", 3, 4]
+    path.write_bytes(
+        b'{"step": 1}\n{"step": 2}\nrubbish \xff\n[1]\n{"step": "x"}\n'
+        b'{"step": 3, "warning": "w"}\n{"step": 4}\n{"step": 5, "f'
+    )
+    assert [r["step"] for r in Run(tmp_path).rows()] == [1, 2, "x", 3, 4]
     Log(tmp_path, resumed_at=3).close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3, "warning": "w"}\n'
-    assert read(tmp_path / "nothing") == []
+    assert Run(tmp_path / "nothing").rows() == []
 
 
 # --- a user of the library ------------------------------------------------------------------------------------------
 
-
 IMAGES = np.random.default_rng(3).integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
 
 
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+def test_lebm_train_is_the_function_whatever_was_imported_before():
+    import lebm.training.loop
+
+    assert isinstance(lebm.train(tiny("training.updates=1")), Method)
 
 
-def test_own_images_in_every_form():
+def test_a_users_images_in_every_form():
     as_bytes = weights(train(tiny(), data=IMAGES))
     assert torch.equal(as_bytes, weights(train(tiny(), data=torch.from_numpy(IMAGES))))
     assert torch.equal(as_bytes, weights(train(tiny(), data=IMAGES.transpose(0, 2, 3, 1))))
@@ -463,15 +590,15 @@ def test_data_that_cannot_be(data, part, tmp_path):
     assert not (tmp_path / "run").exists(), "a mistake leaves nothing behind"
 
 
-def test_a_run_on_own_data_is_not_continued_or_measured_on_another_set(tmp_path):
+def test_a_run_on_handed_in_data_is_not_continued_on_another_set(tmp_path):
     run = tmp_path / "run"
     train(tiny(), data=IMAGES, run=run)
     with pytest.raises(DataError, match="handed to lebm.train"):
         train(run, run=run, resume=True)
     with pytest.raises(DataError, match="handed to lebm.train"):
-        evaluate(run)
-    train(tiny("training.steps=8"), data=IMAGES, run=run, resume=True)
-    assert torch.equal(weights(lebm.load(run)), weights(train(tiny("training.steps=8"), data=IMAGES)))
+        data.load(lebm.load(run).config)  # as an evaluation does
+    train(tiny("training.updates=8"), data=IMAGES, run=run, resume=True)
+    assert torch.equal(weights(lebm.load(run)), weights(train(tiny("training.updates=8"), data=IMAGES)))
 
 
 class Line(nn.Module):
@@ -491,36 +618,70 @@ class Line(nn.Module):
 ROWS = np.random.default_rng(1).normal(size=(50, 5)).astype(np.float32)
 
 
-def test_own_generator(tmp_path):
+def w(model):
+    return model.generator.module.w
+
+
+def test_a_users_generator(tmp_path):
     run = tmp_path / "run"
     config = tiny("training.batch=10")
     model = train(config, data=ROWS, model=Line(), run=run)
-    assert not torch.equal(model.generator.w, Line().w) and model.sample(7).shape == (7, 5)
-    with pytest.raises(CheckpointError, match="generator of your own; pass it"):
+    assert not torch.equal(w(model), Line().w) and model.sample(7).shape == (7, 5)
+    with pytest.raises(CheckpointError, match="generator="):
         lebm.load(run)
     again = lebm.load(run, generator=Line())
-    assert torch.equal(again.generator.w, model.generator.w)
-    assert again.infer(ROWS).shape == (50, 16) and again.reconstruct(ROWS).shape == (50, 5) and again.anomaly_score(ROWS).shape == (50,)
+    assert torch.equal(w(again), w(model))
+    assert again.encode(ROWS).shape == (50, 16) and again.reconstruct(ROWS).shape == (50, 5)
+    assert again.anomaly_score(ROWS).shape == (50,)
     assert "mse" not in strict_rows(run)[-1] and "log_px" in strict_rows(run)[-1]
-    more = config.with_values(**{"training.steps": 8})
+    more = config.with_values(**{"training.updates": 8})
     train(more, data=ROWS, model=Line(), run=run, resume=True)
-    assert torch.equal(lebm.load(run, generator=Line()).generator.w, train(more, data=ROWS, model=Line()).generator.w)
+    assert torch.equal(w(lebm.load(run, generator=Line())), w(train(more, data=ROWS, model=Line())))
 
 
-def test_own_generator_and_a_signal(tmp_path, at_step):
-    at_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted, match="Go on with the same call of lebm.train and resume=True"):
+def test_a_users_generator_and_a_signal(tmp_path, at_update):
+    at_update(2, kill(signal.SIGTERM))
+    with pytest.raises(Interrupted, match="resume=True"):
         train(tiny(), data=ROWS, model=Line(), run=tmp_path / "run")
-    at_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted, match="nothing was kept"):
+    at_update(2, kill(signal.SIGTERM))
+    with pytest.raises(Interrupted, match="nothing was saved"):
         train(tiny(), data=ROWS, model=Line())
 
 
 def test_a_generator_that_lacks_a_method_or_data(tmp_path):
     with pytest.raises(ConfigError, match="has no method log_prob"):
         train(tiny(), data=ROWS, model=nn.Linear(16, 5), run=tmp_path / "run")
-    with pytest.raises(DataError, match="needs its data too"):
+    with pytest.raises(DataError, match="data=..."):
         train(tiny(), model=Line(), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+class Summed(Line):
+    """One number in all instead of one a row, which would learn something else in silence."""
+
+    def log_prob(self, x, z):
+        return super().log_prob(x, z).sum()
+
+
+class Columns(Line):
+    def log_prob(self, x, z):
+        return super().log_prob(x, z).unsqueeze(1)
+
+
+class OfOurs(TableGenerator):
+    """A class of the user's that derives from Generator is not wrapped, and is checked all the same."""
+
+    def __init__(self):
+        super().__init__(16, columns=5)
+
+    def log_prob(self, x, z, masks=None):
+        return super().log_prob(x, z, masks).unsqueeze(1)
+
+
+@pytest.mark.parametrize("wrong", [Summed, Columns, OfOurs])
+def test_a_log_prob_of_the_wrong_shape_is_found_before_the_work(tmp_path, wrong):
+    with pytest.raises(ConfigError, match=f"log_prob of {wrong.__name__}"):
+        train(tiny(), data=ROWS, model=wrong(), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -529,16 +690,19 @@ def test_going_on_with_a_model():
     before = weights(first).clone()
     second = train(tiny(), model=first)
     assert not torch.equal(weights(second), before)
-    for wrong in ("nz=5", "prior.width=8", "generator.sigma=0.5"):
+    for wrong in ("nz=5", "method.energy.width=8", "generator.sigma=0.5"):
         with pytest.raises(ConfigError, match="make them equal"):
             train(tiny(wrong), model=first)
+    first.config = None  # as if it had been built from parts
+    with pytest.raises(ConfigError, match="lebm.build"):
+        train(tiny(), model=first)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ({"config": "digtis"}, ConfigError),
-        ({"config": {"training.stpes": 3}}, ConfigError),
+        ({"config": {"training.udpates": 3}}, ConfigError),
         ({"config": "digits", "device": "tpu"}, ConfigError),
         ({"config": "digits", "device": "cuda"}, ConfigError),
         ({"config": "digits", "resume": True}, CheckpointError),
@@ -556,20 +720,29 @@ def test_a_users_mistake_is_a_user_error(arguments, error, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
+    ("source", "data", "says"),
+    [(None, None, "NoneType"), ("text-demo", [1, 2], "give a list of sentences")],
+)
+def test_what_train_cannot_take(source, data, says):
+    with pytest.raises((ConfigError, DataError), match=says):
+        train(source, data=data)
+
+
+@pytest.mark.parametrize(
     ("preset", "extra"),
     [
-        ("svhn", []),
-        ("cifar10", []),
-        ("celeba64", []),
-        ("celeba128", ["prior.width=32"]),
-        ("svhn-gaussian", []),
-        ("mnist", []),
-        ("images", ["generator.size=16", "generator.channels=1"]),
+        ("svhn/paper", []),
+        ("cifar10/paper", []),
+        ("celeba64/paper", []),
+        ("celeba128/paper", ["method.energy.width=32"]),
+        ("svhn/gaussian", []),
+        ("mnist/paper", []),
+        ("images/paper", ["generator.size=16", "generator.channels=1"]),
     ],
 )
 def test_every_preset_learns_on_noise_of_its_shape(preset, extra):
-    small = ["data.name=noise", "data.limit=8", "generator.ngf=2", "nz=4", "training.batch=2", "training.steps=1", "chains.posterior.steps=2"]
-    config = resolve(preset, [*small, *extra])
+    small = ["data.name=noise", "data.limit=8", "generator.ngf=2", "nz=4", "training.batch=2", "training.updates=1"]
+    config = resolve(preset, [*small, "method.posterior_chain.steps=2", *extra])
     model = train(config)
     g = config.generator
     assert model.sample(2).shape == (2, g.channels, g.size, g.size)
@@ -580,15 +753,18 @@ def test_every_preset_learns_on_noise_of_its_shape(preset, extra):
 
 
 def test_a_tiny_model_learns_on_one_thread_and_a_larger_one_on_all():
+    def flops(config):
+        return build(config).generator.flops(config.training.batch)
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with training.fitting_threads(LatentEBM(tiny())):
+        with fitting_threads(flops(tiny()), "cpu"):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with training.fitting_threads(LatentEBM(resolve("mnist"))):
+        with fitting_threads(flops(resolve("mnist")), "cpu"):
             assert torch.get_num_threads() == 2
-        with pytest.raises(ZeroDivisionError), training.fitting_threads(LatentEBM(tiny())):
+        with pytest.raises(ZeroDivisionError), fitting_threads(flops(tiny()), "cpu"):
             raise ZeroDivisionError
         assert torch.get_num_threads() == 2
     finally:
@@ -597,207 +773,12 @@ def test_a_tiny_model_learns_on_one_thread_and_a_larger_one_on_all():
 
 def test_two_processes_do_not_share_a_run(tmp_path):
     fcntl = pytest.importorskip("fcntl")
-    lebm.train(tiny("training.steps=1"), run=tmp_path / "run")
+    lebm.train(tiny("training.updates=1"), run=tmp_path / "run")
     fd = os.open(tmp_path / "run", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as another process would hold it
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     with pytest.raises(CheckpointError, match="another process is training"):
-        lebm.train(tiny("training.steps=2"), run=tmp_path / "run", resume=True)
+        lebm.train(tiny("training.updates=2"), run=tmp_path / "run", resume=True)
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     os.close(fd)
-    lebm.train(tiny("training.steps=2"), run=tmp_path / "run", resume=True)
-
-
-# --- starting with the networks of another run ------------------------------------------------------------------------
-
-
-def same(a, b):
-    return all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
-
-
-def test_a_run_can_start_with_the_networks_of_another(tmp_path):
-    old = train(tiny("training.steps=2"), run=tmp_path / "old")
-    new = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}", "seed=7"), run=tmp_path / "new")
-    assert same(old.generator, new.generator) and same(old.prior, new.prior)
-    said = Console(file=io.StringIO(), width=200)
-    other = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old' / 'model.safetensors'}", "prior.base=fitted"), console=said)
-    assert "begun anew: prior\n" in said.file.getvalue()
-    assert same(old.generator, other.generator) and not torch.equal(other.prior.layers[0].weight, old.prior.layers[0].weight)
-    again = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}"), run=tmp_path / "again", resume=True)
-    assert same(old.generator, again.generator), "also where a script says resume before there is anything"
-
-
-def test_networks_go_on_under_another_lesson_and_another_memory(tmp_path):
-    """Neither shapes a network: an encoder that learned alone goes on with a chain."""
-    base = ["encoder.width=2", "prior.base=fitted"]
-    old = train(tiny(*base, "draw.posterior=amortised", "training.steps=2"), run=tmp_path / "old")
-    after = [*base, "draw.posterior=warm", "encoder.teach=follow", "prior.memory=50", "training.steps=0", f"training.start_from={tmp_path / 'old'}"]
-    new = train(tiny(*after), run=tmp_path / "new")
-    assert same(old.inference, new.inference) and same(old.prior, new.prior)
-    assert not [row for row in strict_rows(tmp_path / "new") if "warning" in row]
-    wider = train(tiny(*after, "encoder.width=3"), run=tmp_path / "wider")
-    assert same(old.prior, wider.prior) and wider.inference.q.net.layers[0].weight.shape != old.inference.q.net.layers[0].weight.shape
-    (row,) = [row for row in strict_rows(tmp_path / "wider") if "warning" in row]
-    assert row["step"] == 0 and row["warning"].endswith("old, and so begun anew: encoder"), "also where nobody reads the console"
-
-
-def test_chains_without_steps_are_no_way_to_begin_and_no_hindrance_to_go_on(tmp_path, monkeypatch):
-    none = ["draw.posterior=warm", "encoder.teach=follow", "encoder.width=2", "chains.posterior.steps=0"]
-    with pytest.raises(ConfigError, match="only amortised draws z without a chain"):
-        train(tiny(*none), run=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    with monkeypatch.context() as m:  # as a version did that let them begin
-        m.setattr(training, "check_learning", lambda config: None)
-        train(tiny(*none, "training.steps=2"), run=tmp_path / "run")
-    assert lebm.load(tmp_path / "run").sample(2).shape == (2, 1, 8, 8)
-    train(tiny(*none, "training.steps=3"), run=tmp_path / "run", resume=True)
-
-
-def test_a_generator_that_stands_on_ours_starts_from_a_run_of_ours(tmp_path):
-    class Mine(ImageGenerator):
-        pass
-
-    way = ["draw.posterior=amortised", "encoder.width=2"]
-    old = train(tiny(*way, "training.steps=2"), run=tmp_path / "old")
-    config = tiny(*way, "training.steps=0", f"training.start_from={tmp_path / 'old'}")
-    new = train(config, model=Mine(config.nz, config.generator), run=tmp_path / "new")
-    assert same(old.generator, new.generator) and same(old.prior, new.prior)
-    (row,) = [row for row in strict_rows(tmp_path / "new") if "warning" in row]
-    assert row["warning"].endswith("begun anew: encoder"), "one of another kind"
-
-
-def test_a_generator_of_ones_own_starts_from_its_own_run(tmp_path):
-    class Line(nn.Linear):
-        decode = nn.Linear.forward
-
-        def log_prob(self, x, z):
-            return -(x - self.decode(z)).square().sum(1)
-
-    x = torch.randn(40, 3)
-    old = train(tiny("training.steps=2"), x, Line(16, 3), run=tmp_path / "old")
-    new = train(tiny("training.steps=0", f"training.start_from={tmp_path / 'old'}"), x, Line(16, 3))
-    assert same(old, new)
-
-
-def test_kept_chains_stay_with_their_run(tmp_path):
-    """They are of another p_0 and energy: those of the new run start from noise."""
-    way = ["draw.prior=persistent", "draw.chains=8", "training.batch=4"]
-    old = train(tiny(*way, "training.steps=2"), run=tmp_path / "old")
-    new = train(tiny(*way, "training.steps=0", f"training.start_from={tmp_path / 'old'}"))
-    assert same(old.prior, new.prior) and old.synthesis.filled() == 8 and new.synthesis.filled() == 0
-
-
-def test_a_run_starts_from_one_model_only(tmp_path):
-    old = train(tiny("training.steps=1"), run=tmp_path / "old")
-    with pytest.raises(ConfigError, match="a model was handed in; give one of the two"):
-        train(tiny("training.steps=1", f"training.start_from={tmp_path / 'old'}"), model=old)
-
-
-def test_a_p_0_that_cannot_follow_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("lebm.loop.REFIT", 2)
-    monkeypatch.setattr("lebm.prior.FLOOR", -1e6)
-    train(tiny("prior.base=fitted", "training.log_every=1", "training.steps=4"), run=tmp_path / "run")
-    said = [r for r in strict_rows(tmp_path / "run") if "warning" in r]
-    assert len(said) == 1 and said[0]["step"] == 3 and "p_0 stays where it is" in said[0]["warning"]
-
-
-def test_the_log_is_of_the_p_0_that_the_step_saw(tmp_path, monkeypatch):
-    """log_q of a flow is a density of u: fitting p_0 anew moves all u, and must not show in the row of that step."""
-    pytest.importorskip("zuko")
-    rows = {}
-    for refit in (4, 100):
-        monkeypatch.setattr("lebm.loop.REFIT", refit)
-        train(tiny("draw.prior=warm", "prior.base=fitted", "training.steps=4", "training.log_every=4"), run=tmp_path / str(refit))
-        rows[refit] = strict_rows(tmp_path / str(refit))[-1]["log_q_neg"]
-    assert rows[4] == rows[100]
-
-
-def test_a_frozen_generator_keeps_its_weights_while_the_prior_learns(tmp_path, monkeypatch):
-    monkeypatch.setattr("lebm.loop.REFIT", 2)
-    old = train(tiny("training.steps=2"), run=tmp_path / "old")
-    settings = (f"training.start_from={tmp_path / 'old'}", "prior.base=fitted", "learning.generator_rate=0", "training.steps=3")
-    new = train(tiny(*settings), run=tmp_path / "new")
-    assert same(old.generator, new.generator)
-    assert not torch.equal(new.prior.root, torch.eye(len(new.prior.root)))
-    (tmp_path / "old").rename(tmp_path / "gone")  # what is learned since does not need it
-    train(tmp_path / "new", run=tmp_path / "new", resume=True)
-
-
-def test_networks_that_do_not_fit_are_refused(tmp_path):
-    train(tiny("training.steps=0"), run=tmp_path / "old")
-    with pytest.raises(ConfigError, match=r"training.start_from is .*old, which has generator.sigma = 0.2; this run has 0.5: make them equal"):
-        train(tiny(f"training.start_from={tmp_path / 'old'}", "generator.sigma=0.5"))
-    with pytest.raises(CheckpointError, match="nowhere"):
-        train(tiny("training.start_from=nowhere"))
-    with pytest.raises(CheckpointError, match=r"gone/digits does not exist; .*; learn it first: lebm train digits$"):
-        train(tiny("training.start_from=gone/digits"))
-
-
-def began(run):
-    return started_from(read(run / "log.jsonl"))
-
-
-def test_a_run_keeps_whose_networks_it_began_with(tmp_path):
-    """And of a third run all updates count, also after it has been resumed."""
-    train(tiny("experiment=one", "training.steps=2"), run=tmp_path / "one")
-    assert began(tmp_path / "one") is None
-    train(tiny("experiment=two", "training.steps=3", f"training.start_from={tmp_path / 'one'}"), run=tmp_path / "two")
-    assert began(tmp_path / "two") == {"experiment": "one", "updates": 2}
-    third = ("experiment=three", f"training.start_from={tmp_path / 'two'}")
-    train(tiny(*third, "training.steps=1"), run=tmp_path / "three")
-    train(tiny(*third, "training.steps=2"), run=tmp_path / "three", resume=True)
-    assert began(tmp_path / "three") == {"experiment": "two", "updates": 5}
-    found = evaluate(tmp_path / "three", ("mse",), limit=2, pictures=False)
-    assert found["protocol"]["start"] == {"experiment": "two", "updates": 5} and found["steps"] == 2
-    assert updates(found) == "7 updates, the first 5 as `two`"
-    pages = {name: report.write(tmp_path / name).read_text(encoding="utf-8") for name in ("one", "three")}
-    assert "<dt>after those of</dt><dd>two, 5</dd>" in pages["three"] and "after those of" not in pages["one"]
-    rows = [{"step": 0, "start": {"experiment": "x", "updates": n}} for n in (1, 2)]  # the first start was killed before its first checkpoint
-    assert started_from(rows)["updates"] == 2 and started_from([{"start": {"experiment": 1, "updates": "many"}}, {"start": 3}]) is None
-
-
-def test_another_precision_than_asked_for_is_logged(tmp_path):
-    """Also where nobody reads the console."""
-    train(tiny("precision=bfloat16", "training.steps=2"), run=tmp_path / "run", device="cpu")
-    (said,) = (r for r in strict_rows(tmp_path / "run") if "warning" in r)
-    assert said["step"] == 0 and "computes in float32" in said["warning"]
-
-
-@pytest.mark.parametrize(
-    ("source", "data", "says"), [(None, None, "the configuration is a NoneType"), ("text-demo", [1, 2], "give a list of sentences")]
-)
-def test_what_train_cannot_take(source, data, says):
-    with pytest.raises((ConfigError, DataError), match=says):
-        train(source, data=data)
-
-
-def test_a_model_of_another_kind_is_no_start(tmp_path):
-    small = ["generator.hidden=4", "generator.embedding=4", "training.steps=0"]
-    train(resolve("text-demo", small), run=tmp_path / "words")
-    with pytest.raises(ConfigError, match="a model of kind text; this run learns one of kind image"):
-        train(tiny(f"training.start_from={tmp_path / 'words'}"))
-
-
-def test_the_first_updates_may_be_the_encoders_alone(tmp_path):
-    """Under draw.alone the same numbers as amortised; then a chain refines, and moves z away from the proposal."""
-    way = ["training.log_every=1", "encoder.width=4", "encoder.teach=follow"]
-    train(tiny(*way, "draw.posterior=warm", "draw.alone=4"), run=tmp_path / "joins")
-    train(tiny(*way, "draw.posterior=amortised"), run=tmp_path / "alone")
-    joins, alone = strict_rows(tmp_path / "joins"), strict_rows(tmp_path / "alone")
-    for key in ("log_px", "z_sq_pos", "gap", "grad_encoder"):
-        assert [r[key] for r in joins[:4]] == [r[key] for r in alone[:4]]
-    assert [r["disp_pos"] > 0 for r in joins] == [False] * 4 + [True] * 2
-    assert not any("warning" in r for r in joins)  # a chain that is not there is no frozen one
-    said = Console(file=io.StringIO(), width=200)
-    train(tiny(*way, "draw.posterior=warm", "draw.alone=6"), console=said)
-    assert "no chain refines its z" in said.file.getvalue()
-
-
-def test_an_engine_is_made_once_for_each_part_of_a_run(tmp_path, monkeypatch):
-    made, way = [], ("draw.posterior=warm", "encoder.teach=follow", "encoder.width=4", "draw.alone=2")
-    real = loop.choose_engine
-    monkeypatch.setattr(loop, "choose_engine", lambda state, *a: (made.append(state.step), real(state, *a))[1])
-    train(tiny(*way, "training.steps=2"), run=tmp_path / "run")
-    train(tiny(*way, "training.steps=4"), run=tmp_path / "run", resume=True)  # just where the chain joins
-    train(tiny(*way, "training.steps=4"), run=tmp_path / "whole")
-    assert made == [0, 2, 0, 2]
+    lebm.train(tiny("training.updates=2"), run=tmp_path / "run", resume=True)

@@ -1,70 +1,127 @@
-"""Short-run Langevin dynamics (equation 9 of the paper). Knows no model: a score, a start, a chain and randomness."""
+"""Short-run Langevin dynamics (equation 9 of the paper): a pure function that knows no model, and how a draw of z is
+described."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lebm.core.errors import DataError
 
-class ChainLike(Protocol):
+Score = Callable[[Tensor], Tensor]
+Watch = Callable[[int, Tensor], None]  # called with the number of steps made and the state
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A Langevin chain of the paper: z <- z + (s^2/2) grad log pi(z) + s e, repeated `steps` times with s =
+    `step_size`.
+
+    The paper writes `s grad + sqrt(2 s) e`; its s is our s^2/2. The published 0.4 and 0.1 are our s.
+    A subclass may vary the step size, scale the noise or limit the drift; see `extensions/tempered_chain.py`.
+    """
+
+    steps: int = 60
+    step_size: float = 0.4
+
     @property
-    def steps(self) -> int: ...
+    def noise_scale(self) -> float:
+        """What e is multiplied by besides s."""
+        return 1.0
+
+    def size(self, k: int) -> float:
+        """s of step k, the first being 0."""
+        return self.step_size
+
+    def drift(self, score: Tensor, scale: float) -> Tensor:
+        """The score as this chain uses it; `scale` is the s^2/2 that multiplies it."""
+        return score
+
     @property
-    def step_size(self) -> float: ...
-    @property
-    def first_steps(self) -> tuple[float, ...]: ...
-    @property
-    def noise(self) -> float: ...
-    @property
-    def bound(self) -> float: ...
+    def reach(self) -> float:
+        """The sum of s^2/2 over all steps: how far the drift alone can carry z, per unit of score."""
+        return sum(self.size(k) ** 2 for k in range(self.steps)) / 2
 
 
 def langevin(
-    score: Callable[[Tensor], Tensor],
+    score: Score,
     z: Tensor,
-    chain: ChainLike,
+    chain: Chain,
     rng: torch.Generator,
     *,
     shared_noise: bool = False,
-    of_chunk: int = 0,
-    watch: Callable[[int, Tensor], None] | None = None,
+    chunk: int = 0,
+    watch: Watch | None = None,
 ) -> Tensor:
-    """Run z <- z + (s^2/2) score(z) + s e for chain.steps steps, on every row of z at once.
+    """Run the chain from z, (rows, nz), on every row at once and return where it ends.
 
-    s is chain.step_size, for the first steps chain.first_steps where it has some; chain.noise scales e (1: the paper's);
-    chain.bound shortens drifts that are longer (a tamed chain; 0: the paper's).
-    The paper writes `s grad + sqrt(2 s) e`; its s is our s^2/2. The published 0.4 and 0.1 are our s.
-    `shared_noise` gives every row the same e, so that a row's path does not depend on its neighbours; neither does it where the rows are
-    the first ones `of_chunk`, for all of which e is drawn; `watch(k, z)` sees the state after k steps, k = 0 being the start.
+    `shared_noise` gives every row the same e. With `chunk` the noise is drawn for so many rows and cut, so that a row's
+    path does not depend on how many rows there are. `watch(k, z)` is called with the state after k steps, k = 0 being
+    the start.
     """
-    shape = (1 if shared_noise else max(len(z), of_chunk), *z.shape[1:])
+    shape = (1 if shared_noise else max(len(z), chunk), *z.shape[1:])
     if watch:
         watch(0, z)
     for k in range(chain.steps):
-        s = step_size(chain, k)
+        s = chain.size(k)
         e = torch.randn(shape, generator=rng, device=z.device, dtype=z.dtype)[: len(z)]
-        z = z.add(bounded(score(z), 0.5 * s * s, chain.bound), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise)
+        z = z.add(chain.drift(score(z), 0.5 * s * s), alpha=0.5 * s * s).add_(e, alpha=s * chain.noise_scale)
         if watch:
             watch(k + 1, z)
     return z
 
 
-def step_size(chain: ChainLike, k: int) -> float:
-    """s of step k."""
-    return chain.first_steps[k] if k < len(chain.first_steps) else chain.step_size
+@dataclass(frozen=True)
+class SamplerSpec:
+    """How z is drawn from the prior or the posterior, as data: where the chain starts and the steps that follow.
 
+    A method makes it (`Method.samplers`), every result carries it, and `in_words` is the only function that words it.
+    """
 
-def tamed(score: Callable[[Tensor], Tensor], chain: ChainLike) -> Callable[[Tensor], Tensor]:
-    """The score as a chain under a bound takes it: what learns along it is not thrown far by a single row either."""
-    return (lambda z: bounded(score(z), 0.5 * chain.step_size**2, chain.bound)) if chain.bound else score
+    target: Literal["prior", "posterior"]
+    start: str = "noise"  # "noise", or the name of a start of `extensions/`: "encoder", "flow", "replay"
+    steps: int = 0
+    step_size: float = 0.0
+    base: str = "N(0, I)"  # the density that noise is drawn from, where a start begins with it
+    options: Mapping[str, Any] = field(default_factory=dict)  # what else shapes the chain (a tempered one's noise, ...)
+    replay_chains: int = 0  # chains that a replay buffer can continue; 0 where there is none
 
+    def rounds(self, samples: int) -> int:
+        """How many times a replayed chain runs for so many samples: each further round continues all chains once
+        more."""
+        return -(-samples // self.replay_chains) if self.replay_chains else 1
 
-def bounded(score: Tensor, scale: float, bound: float) -> Tensor:
-    """The score, shortened where `scale` times it moves a row by more than `bound` (root mean square a coordinate)."""
-    if not bound:
-        return score
-    size = score.square().mean(-1, keepdim=True).sqrt() * scale
-    return score * (bound / size.clamp_min(bound))
+    def in_words(self, samples: int = 1) -> str:
+        """A phrase for people, such as "20 steps of 0.1 from N(0, I)"."""
+        sources = {
+            "noise": f"from {self.base}",
+            "encoder": "from the encoder's proposal",
+            "flow": "from the flow's proposal",
+            "replay": "continuing the replayed chains" if self.replay_chains else f"from {self.base}",
+        }
+        source = sources.get(self.start, f"from {self.start}")
+        if not self.steps:
+            alone = {"noise": f"drawn from {self.base}", "encoder": "by the encoder alone", "flow": "by the flow alone"}
+            return alone.get(self.start, f"{source}, without steps")
+        rounds = self.rounds(samples)
+        count = f"{self.steps} to {rounds * self.steps}" if rounds > 1 else str(self.steps)
+        return f"{count} step{'s' * (count != '1')} of {self.step_size:g} {source}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        values = dataclasses.asdict(self)
+        values["options"] = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
+        return values
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> SamplerSpec:
+        """What `to_dict` wrote."""
+        names = {f.name for f in fields(SamplerSpec)}
+        if not isinstance(values, Mapping) or values.get("target") not in ("prior", "posterior") or set(values) - names:
+            raise DataError(f"{str(values)[:80]!r} does not describe a sampler; it needs at least a target")
+        return SamplerSpec(**values)

@@ -8,15 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from lebm.cli import learn, use, view
+from lebm import __version__
+from lebm.cli import inside, learn, lists, use
 from lebm.cli.common import app, say
-from lebm.errors import Diverged, Interrupted, UserError
-from lebm.version import __version__
+from lebm.core.errors import Diverged, Interrupted, UserError
 
-__all__ = ["app", "learn", "main", "use", "view"]  # the commands are in app since their modules were imported
+__all__ = ["app", "inside", "learn", "lists", "main", "use"]  # the modules put their commands into app
 
 
 @app.callback(invoke_without_command=True)
@@ -42,15 +41,26 @@ def _run(command: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MemoryError, RuntimeError) as e:
-        if not isinstance(e, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(e):
+        if not _out_of_memory(e):
             raise
-        say("error: the memory does not suffice; lower training.batch or generator.ngf, or give fewer images at a time")
+        say("error: there is not enough memory; lower training.batch or generator.ngf, or give fewer images at a time")
         return 2
     except OSError as e:
         full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "free some space, then try again (a run goes on with --resume)" if full else "check the path and its permissions"
+        advice = (
+            "free some space, then try again (a run goes on with --resume)"
+            if full
+            else "check the path and its permissions"
+        )
         say(f"error: {e.strerror or e}{f' ({e.filename})' if e.filename else ''}; {advice}")
         return 2
+
+
+def _out_of_memory(e: Exception) -> bool:
+    """Whether Python or torch ran out of memory. Only a program that has imported torch can raise its errors."""
+    torch = sys.modules.get("torch")
+    of_torch = torch is not None and isinstance(e, torch.OutOfMemoryError)
+    return isinstance(e, MemoryError) or of_torch or "allocate memory" in str(e)
 
 
 def main() -> None:

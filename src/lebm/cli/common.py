@@ -1,85 +1,169 @@
-"""What the commands share: options, messages, and how numbers and files go out."""
+"""What the commands share: options, messages, progress, and how tables and files go out.
+
+Only typer is imported here. rich, torch and the package's rooms are imported where they are used, so that `lebm --help`
+and a mistyped preset answer at once.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
+from typer import Argument, Option
 
-from lebm import checkpoint, results
-from lebm.errors import UserError
-from lebm.methods.ways import WAYS
+from lebm.core.errors import UserError
+from lebm.core.progress import Reporter, Update
 
-app = typer.Typer(
-    help="The latent space energy-based prior model: learn, sample, reconstruct, score.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-console = Console(stderr=True)  # progress and messages; results go to files and to standard output
-out = Console()
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lebm.method import Method
+    from lebm.sampler import SamplerSpec
+
+HELP = "The latent space energy-based prior model: learn, sample, reconstruct, score."
+app = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+Device = StrEnum("Device", ["auto", "cpu", "cuda"])
+Split = StrEnum("Split", ["train", "test", "validation"])
+Precision = StrEnum("Precision", ["float32", "float16", "bfloat16"])
 
-
-class Split(StrEnum):
-    train = "train"
-    test = "test"
-    validation = "validation"
-
-
-class Precision(StrEnum):
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
-RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
-FolderArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-InputOpt = Annotated[
-    list[Path] | None, typer.Option("--input", "-i", help="Image files, a folder, or one .npy/.npz file; of a text model, text files.")
+PRIOR_STARTS, POSTERIOR_STARTS = "noise, flow, replay", "noise, encoder"
+Text = str | None
+Count = int | None
+Where = Path | None
+RunArg = Annotated[Path, Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
+FolderArg = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+Inputs = Annotated[
+    list[Path] | None,
+    Option("--input", "-i", help="Images, a folder, or one .npy/.npz file; for a text model, text files."),
 ]
 # So that --input takes what a shell makes of *.png; and sentences for a text model.
-MoreArg = Annotated[list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Sentences in quotes, for a text model.")]
-BeamOpt = Annotated[int, typer.Option(min=0, max=100, help="Text: search the likeliest sentence by a beam so wide; 1 takes the likeliest words.")]
-DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
-DataOpt = Annotated[Path | None, typer.Option(help="The data folder; otherwise the environment variable LEBM_DATA.")]
-PriorByOpt = Annotated[str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['prior'])}; default the run's own way.")]
-PosteriorByOpt = Annotated[
-    str | None, typer.Option("--by", metavar="WAY", help=f"How to draw z: {', '.join(WAYS['posterior'])}; default the run's own way.")
+More = Annotated[list[str] | None, Argument(metavar="[SENTENCE]...", help="Sentences in quotes, for a text model.")]
+Beam = Annotated[Count, Option(min=0, max=100, help="Text: search by a beam so wide; 1 takes the likeliest words.")]
+Compute = Annotated[Device, Option(help="Where to compute.")]
+DataDir = Annotated[Where, Option(help="The data folder; otherwise the environment variable LEBM_DATA.")]
+PriorStart = Annotated[Text, Option("--start", metavar="NAME", help=f"Where chains start: {PRIOR_STARTS}.")]
+PosteriorStart = Annotated[Text, Option("--start", metavar="NAME", help=f"Where chains start: {POSTERIOR_STARTS}.")]
+PriorSteps = Annotated[
+    Count, Option("--steps", min=0, help="Langevin steps; default K0; 0 from noise shows the base p_0.")
 ]
-ResultOpt = Annotated[Path | None, typer.Option(help="Also write the result to this file, e.g. results/NAME.json.")]
-SettingsOpt = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the configuration; may be repeated.")]
-SeedOpt = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.")]
+PosteriorSteps = Annotated[Count, Option("--steps", min=0, help="Langevin steps; default K1.")]
+Result = Annotated[Where, Option(help="Also write the result to this file, e.g. results/NAME.json.")]
+Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the noise.")]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def stderr() -> Console:
+    """Where progress and messages go; results go to files and to standard output."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def say(words: str) -> None:
-    """A line for people on standard error, as it is: paths unbroken, brackets untouched, no `:train:` turned into a picture."""
-    console.print(words, soft_wrap=True, markup=False, highlight=False, emoji=False)
+    """A line on standard error as it is: paths unbroken, brackets untouched, no `:train:` turned into a picture."""
+    stderr().print(words, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output; its first column is never broken."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    first, *rest = head
+    table = Table(Column(first, no_wrap=True), *rest)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_metrics(summary: dict[str, Any]) -> None:
+    rows = []
+    for key, value in summary["metrics"].items():
+        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+            rows.append([f"{key} {name}".strip(), "none" if number is None else f"{number:.4f}"])
+    print_table(["metric", "value"], rows)
+
+
+class Terminal(Reporter):
+    """Messages on standard error; progress as a bar with an estimate, or as lines where that is no terminal."""
+
+    def say(self, words: str) -> None:
+        say(words)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Update]:
+        console = stderr()
+        if not console.is_terminal:
+            yield Lines(what)
+            return
+        from rich import progress as bars
+
+        shown = (
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+            "left",
+            bars.TimeRemainingColumn(),
+        )
+        with bars.Progress("{task.description}", *shown, "{task.fields[note]}", console=console) as bar:
+            task = bar.add_task(what, total=None, note="")
+
+            def update(done: int, total: int, note: str = "") -> None:
+                fields: dict[str, Any] = {"note": note} if note else {}
+                bar.update(task, completed=done, total=total, **fields)
+
+            try:
+                yield update
+            finally:  # what was over before it could count anything has nothing to show
+                bar.update(task, visible=bar.tasks[0].total is not None)
+
+
+class Lines:
+    """Progress where the output is no terminal: a line every 30 seconds, and one at the end."""
+
+    def __init__(self, what: str, every: float = 30) -> None:
+        self.what, self.every = what, every
+        self.started = self.last = time.monotonic()
+        self.first: int | None = None
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        first = self.first = done if self.first is None else self.first
+        if done < total and now - self.last < self.every:
+            return
+        self.last = now
+        left = (now - self.started) * (total - done) / (done - first) if done > first else 0
+        estimate = f", about {left:.0f} s left" if left else ""
+        say(f"{self.what} {done}/{total}{estimate}  {note}".rstrip())
+
+
+REPORTER = Terminal()
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def check_target(option: str, path: Path, *endings: str) -> None:
-    """Said before the work rather than after it: a wrong ending, or a place where nothing can be written."""
-    if path.suffix.lower() not in endings:
+    """Raise before the work rather than after it: for a wrong ending, or a place where nothing can be written."""
+    if endings and path.suffix.lower() not in endings:
         raise UserError(f"{option} {path} ends in {path.suffix or 'nothing'}; it must end in {' or '.join(endings)}")
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder; give a file")
     above = next(p for p in path.absolute().parents if p.exists())  # missing folders are made
     if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UserError(f"{option} {path} cannot be written: {above} is {'not writable' if above.is_dir() else 'a file'}")
+        what = "not writable" if above.is_dir() else "a file"
+        raise UserError(f"{option} {path} cannot be written: {above} is {what}")
 
 
 def check_result(path: Path | None) -> None:
@@ -88,29 +172,27 @@ def check_result(path: Path | None) -> None:
 
 
 def write_result(path: Path | None, summary: dict[str, Any]) -> None:
+    from lebm.measure import result
+
     if path is not None:
-        results.write(path, summary)
+        result.write(path, summary)
 
 
-def save_csv(to: Path, head: list[str], rows: Iterable[Any]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
-    checkpoint.write_atomic(to, text.getvalue())
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
-def save_npz(path: Path, **arrays: Any) -> None:
-    def write(temporary: Path) -> None:
-        with open(temporary, "wb") as f:
-            np.savez_compressed(f, **arrays)
+def load_model(run: Path, device: Device) -> Method:
+    from lebm.core.device import pick_device
+    from lebm.run import load
 
-    checkpoint.write_with(path, write)
+    return load(run, pick_device(device.value))
 
 
-def print_metrics(summary: dict[str, Any]) -> None:
-    table = Table("metric", "value")
-    for key, value in summary["metrics"].items():
-        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
-            table.add_row(f"{key} {name}".strip(), "none" if number is None else f"{number:.4f}")
-    out.print(table)
+def how_drawn(method: Method, spec: SamplerSpec, samples: int = 1) -> str:
+    """How z was drawn, where that is neither usual for the run nor for the paper."""
+    return "" if is_usual(method, spec) else f"; z: {spec.in_words(samples)}"
+
+
+def is_usual(method: Method, spec: SamplerSpec) -> bool:
+    """Whether a sampler is the run's own and starts as the paper's."""
+    return spec.start == "noise" and spec.base == "N(0, I)" and spec == method.choose(spec.target)

@@ -1,134 +1,173 @@
-"""Commands that learn and measure."""
+"""Commands that learn and measure: train, demo, evaluate, anomaly."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.syntax import Syntax
-from rich.table import Table
+from typer import Argument, Option
 
-from lebm import analysis, report
-from lebm.anomaly import mnist as protocol
-from lebm.bench import bench as run_bench
-from lebm.cli.common import (
-    DataOpt,
-    Device,
-    DeviceOpt,
-    Precision,
-    ResultOpt,
-    RunArg,
-    SettingsOpt,
-    Split,
-    app,
-    check_result,
-    check_target,
-    console,
-    out,
-    print_metrics,
-    say,
-    write_result,
-)
-from lebm.config import check_learning, resolve
-from lebm.data import check as check_data
-from lebm.errors import UserError
-from lebm.evaluate import evaluate as evaluate_run
-from lebm.evaluate import evaluate_all as evaluate_runs
-from lebm.model import LatentEBM
-from lebm.model import export as export_model
-from lebm.runs import check_run, default_folder, latest_folder
-from lebm.training import pick_device
-from lebm.training import train as train_model
+from lebm.cli import common
+from lebm.cli.common import POSTERIOR_STARTS, PRIOR_STARTS, Device, Split, app, say
+from lebm.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lebm.config import Config
+
+
+Source = Annotated[
+    str, Argument(metavar="PRESET_OR_YAML", help="A preset (see `lebm presets`), a YAML file, or a run folder.")
+]
 
 
 @app.command()
 def train(
-    source: Annotated[
-        str, typer.Argument(metavar="PRESET_OR_YAML", help="A preset (see `lebm presets`), a YAML file, or a run folder to go on with.")
-    ],
-    settings: SettingsOpt = None,
-    run: Annotated[Path | None, typer.Option(help="The run folder; default runs/EXPERIMENT.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run folder.")] = False,
-    max_seconds: Annotated[float | None, typer.Option(min=0, help="Stop, saved, after so many seconds.")] = None,
-    device: DeviceOpt = Device.auto,
-    seed: Annotated[int | None, typer.Option(min=0, help="The run's seed; the same as --set seed=N.")] = None,
-    data_dir: DataOpt = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the model's size, then stop.")] = False,
+    source: Source,
+    settings: common.Settings = None,
+    run: Annotated[Path | None, Option(help="The run folder; default runs/NAME.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint of the run folder.")] = False,
+    max_seconds: Annotated[float | None, Option(min=0, help="Stop, saved, after so many seconds.")] = None,
+    device: common.Compute = Device.auto,
+    seed: Annotated[int | None, Option(min=0, help="The run's seed; the same as --set seed=N.")] = None,
+    data_dir: common.DataDir = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the configuration and the model's size, then stop.")
+    ] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Print all of the configuration, not only changes.")
+    ] = False,
 ) -> None:
     """Learn a model by Algorithm 1 of the paper."""
+    from lebm.config import resolve
+
     config = resolve(source, [*(settings or []), *([f"seed={seed}"] if seed is not None else [])])
     known = (Path(source) / "config.yaml").is_file()
     if known and not resume and run is None and not settings and seed is None:
-        raise UserError(f"{source} is a run; add --resume to go on with it, or name another folder with --run to learn the same again")
+        raise UserError(
+            f"{source} is a run; add --resume to go on with it, or give another --run to learn the same again"
+        )
+    from lebm.data import check as check_data
+
     check_data(config)
     if dry_run:
-        check_learning(config)
-        print(config.to_yaml(), end="")
-        model = LatentEBM(config)
-        counts = (f"{name} {sum(p.numel() for p in net.parameters()):,}" for name, net in model.networks().items())
-        say(f"parameters: {', '.join(counts)}; device {pick_device(device.value)}")
+        _dry_run(config, device)
         return
+    from lebm.run import check_run, default_folder, latest_folder
+    from lebm.training.train import train as train_model
+
     if run is None:
-        run = (Path(source) if known else latest_folder(config.experiment)) if resume else default_folder(config.experiment)
+        run = (Path(source) if known else latest_folder(config.name)) if resume else default_folder(config.name)
     check_run(run, config, resume)
-    console.print(Syntax(config.to_yaml(), "yaml", background_color="default"))
+    _show(config, verbose)
     say(f"run folder: {run}")
-    train_model(config, run=run, resume=resume, max_seconds=max_seconds, device=device.value, data_dir=data_dir, console=console)
+    train_model(
+        config, run=run, resume=resume, max_seconds=max_seconds, device=device.value, data_dir=data_dir,
+        reporter=common.REPORTER,
+    )  # fmt: skip
+    _say_next(config, run)
+
+
+def _dry_run(config: Config, device: Device) -> None:
+    from lebm.config import check_learning
+    from lebm.config.build import build
+    from lebm.core.device import pick_device
+
+    check_learning(config)
+    print(config.to_yaml(), end="")
+    sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in build(config).networks().items()}
+    counts = ", ".join(f"{name} {n:,}" for name, n in sizes.items())
+    say(f"parameters: {counts}; device {pick_device(device.value)}")
+
+
+def _show(config: Config, verbose: bool) -> None:
+    """What differs from the preset, or all of the configuration."""
+    from lebm.config import differences
+
+    if verbose:
+        from rich.syntax import Syntax
+
+        common.stderr().print(Syntax(config.to_yaml(), "yaml", background_color="default"))
+        return
+    base = f"the preset {config.based_on}" if config.based_on else "the defaults"
+    changed = differences(config)
+    say(f"configuration: {base}{', with' if changed else ''}")
+    for key, (before, after) in changed.items():
+        say(f"    {key}: {_value(after)} instead of {_value(before)}")
+
+
+def _value(value: Any) -> str:
+    """As in YAML, cut where it is long."""
+    text = "null" if value is None else str(value).replace("'", "")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _say_next(config: Config, run: Path) -> None:
+    from lebm import modalities
+
     where = shlex.quote(str(run))
-    more = "-n 20" if config.generator.kind == "text" else "-n 64 --out samples.png"
+    more = "-n 20" if modalities.of(config.generator.kind).terminal else "-n 64 --out samples.png"
     say(f"look at it: lebm evaluate {where}   or   lebm sample {where} {more}")
 
 
 @app.command()
 def demo(
-    run: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    device: DeviceOpt = Device.cpu,
+    run: Annotated[Path, Option(help="The run folder.")] = Path("runs/demo"),
+    device: common.Compute = Device.cpu,
 ) -> None:
     """Train on the embedded 8x8 digits and make a report: the whole method in a few minutes on a CPU."""
+    from lebm.config import resolve
+    from lebm.measure import analysis
+    from lebm.measure.evaluate import evaluate as evaluate_run
+    from lebm.show import report
+    from lebm.training.train import train as train_model
+
     say("Learning a latent energy-based prior on scikit-learn's 8x8 digits: about a minute on two cores.")
-    config = resolve("digits")
-    train_model(config, run=run, resume=run.exists(), device=device.value, console=console)
-    summary = evaluate_run(run, device=device.value, console=console)
-    print_metrics(summary)
-    analysis.complete(analysis.Subject(run, device.value, console=console))
-    report.write(run)
+    train_model(resolve("digits"), run=run, resume=run.exists(), device=device.value, reporter=common.REPORTER)
+    summary = evaluate_run(run, device=device.value, reporter=common.REPORTER)
+    common.print_metrics(summary)
+    analysis.complete(analysis.Subject(run, device.value, reporter=common.REPORTER))
+    page = report.write(run)
     m = summary["metrics"]
     print(
-        f"Samples from the learned prior lie {m['frechet_gaussian'] / m['frechet']:.1f} times closer to the data than samples "
-        "from N(0, I) through the same generator: this is what the energy-based prior buys."
+        f"Samples from the learned prior lie {m['frechet_gaussian'] / m['frechet']:.1f} times closer to the data than "
+        "samples from N(0, I) through the same generator: this is what the energy-based prior buys."
     )
-    print(f"report: {(run / 'report.html').resolve()}")
+    print(f"report: {page.resolve()}")
 
 
 @app.command()
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are seeds of one experiment.")],
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated: frechet, mse, fid, fid_gaussian, fid_reconstruction, likelihood, speed; of text fppl, rppl, nll, real_ppl, fppl_gaussian. Default: what fits the run."
-        ),
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="A run folder; several are seeds of one configuration.")],
+    metrics: Annotated[str | None, Option(help="Comma-separated names from `lebm metrics`; default what fits.")] = None,
+    samples: Annotated[int | None, Option(min=2, help="How many to draw; default 50,000 for FID, else 10,000.")] = None,
+    split: Annotated[Split, Option(help="What the FID compares with; `validation` uses no test images.")] = Split.train,
+    limit: Annotated[int | None, Option(min=1, help="Only so many test images for mse; default all.")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Seed of the noise; default 0, and 1 for `validation`.")] = None,
+    prior_start: Annotated[str | None, Option(metavar="NAME", help=f"Start of prior chains: {PRIOR_STARTS}.")] = None,
+    prior_steps: Annotated[int | None, Option(min=0, help="Langevin steps of prior chains.")] = None,
+    posterior_start: Annotated[
+        str | None, Option(metavar="NAME", help=f"Start of inference: {POSTERIOR_STARTS}.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=2, help="How many to draw; default 50,000 for the FID, 10,000 otherwise.")] = None,
-    split: Annotated[Split, typer.Option(help="What the FID compares with. `validation` is for choosing settings: no test images.")] = Split.train,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many test images for mse; default all.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise; default 0, and 1 for --split validation.")] = None,
-    prior_by: Annotated[str | None, typer.Option(metavar="WAY", help="Draw samples in another way than the run's own; see `lebm sample`.")] = None,
-    posterior_by: Annotated[str | None, typer.Option(metavar="WAY", help="Infer in another way than the run's own; see `lebm reconstruct`.")] = None,
-    beside: Annotated[bool, typer.Option("--beside", help="Several runs are different experiments: set them side by side.")] = False,
-    device: DeviceOpt = Device.auto,
-    data_dir: DataOpt = None,
-    result: ResultOpt = None,
+    posterior_steps: Annotated[int | None, Option(min=0, help="Langevin steps of the inference.")] = None,
+    beside: Annotated[
+        bool, Option("--beside", help="Set runs that differ in more than the seed side by side.")
+    ] = False,
+    device: common.Compute = Device.auto,
+    data_dir: common.DataDir = None,
+    result: common.Result = None,
 ) -> None:
     """Measure a run: metrics.json, figures and report.html in its folder. Of several runs, the mean too."""
-    check_result(result)
-    chosen = tuple(m.strip() for m in metrics.split(",") if m.strip()) if metrics else None
-    options = {"samples": samples, "split": split.value, "limit": limit, "seed": seed, "device": device.value, "data_dir": data_dir}
-    summary = evaluate_runs(runs, chosen, beside, prior_by=prior_by, posterior_by=posterior_by, console=console, **options)
-    write_result(result, summary)
-    print_metrics(summary)
+    from lebm.measure.evaluate import evaluate_all
+
+    common.check_result(result)
+    chosen = [m.strip() for m in metrics.split(",") if m.strip()] if metrics else None
+    samplers = {"prior": (prior_start, prior_steps), "posterior": (posterior_start, posterior_steps)}
+    how = {"samples": samples, "split": split.value, "limit": limit, "seed": seed}
+    where = {"device": device.value, "data_dir": data_dir, "reporter": common.REPORTER}
+    summary = evaluate_all(runs, chosen, beside, **samplers, **how, **where)
+    common.write_result(result, summary)
+    common.print_metrics(summary)
     if split is not Split.validation:
         for run in runs:
             print(f"report: {(run / 'report.html').resolve()}")
@@ -136,55 +175,36 @@ def evaluate(
 
 @app.command()
 def anomaly(
-    digits: Annotated[str, typer.Option(help="Which labels are the anomaly in turn, comma-separated.")] = ",".join(map(str, protocol.DIGITS)),
+    digits: Annotated[str | None, Option(help="Labels that are the anomaly in turn; default 1,4,5,7,9.")] = None,
     preset: Annotated[
-        str, typer.Option(metavar="PRESET_OR_YAML", help="mnist-anomaly, mnist-anomaly-paper, or a configuration of yours.")
-    ] = "mnist-anomaly",
-    seeds: Annotated[str, typer.Option(help="Seeds of the training, comma-separated; the split is always the same.")] = "1",
-    settings: SettingsOpt = None,
-    run: Annotated[Path | None, typer.Option(help="The folder of the runs; default runs/EXPERIMENT. What is there already goes on.")] = None,
-    neighbours: Annotated[bool, typer.Option("--neighbours", help="Learn nothing: score by the distance to the nearest training image.")] = False,
-    device: DeviceOpt = Device.auto,
-    data_dir: DataOpt = None,
-    result: ResultOpt = None,
+        str, Option(metavar="PRESET_OR_YAML", help="Or mnist/anomaly-paper, or your own.")
+    ] = "mnist/anomaly",
+    seeds: Annotated[str, Option(help="Seeds of the training, with commas; the split is always the same.")] = "1",
+    settings: common.Settings = None,
+    run: Annotated[
+        Path | None, Option(help="The folder of the runs; default runs/NAME. What it holds goes on.")
+    ] = None,
+    neighbours: Annotated[bool, Option("--neighbours", help="Score by the nearest training image instead.")] = False,
+    device: common.Compute = Device.auto,
+    data_dir: common.DataDir = None,
+    result: common.Result = None,
 ) -> None:
-    """The paper's anomaly detection: train without one digit, find it among the others; each digit in turn."""
-    check_result(result)
+    """The paper's anomaly detection: train without one digit, detect it among the others; each digit in turn."""
+    from lebm.config import resolve
+
+    common.check_result(result)
     config = resolve(preset, settings or [])
-    labels = _numbers("--digits", digits)
+    from lebm.detect import experiment
+
+    labels = experiment.CLASSES if digits is None else _numbers("--digits", digits)
+    options: dict[str, Any] = {"device": device.value, "data_dir": data_dir, "reporter": common.REPORTER}
     if neighbours:
-        summary = protocol.neighbours(config, labels, device=device.value, data_dir=data_dir, console=console)
+        summary = experiment.nearest_neighbours(config, labels, **options)
     else:
-        folder = run or Path("runs") / config.experiment
         several = _numbers("--seeds", seeds)
-        summary = protocol.experiment(config, labels, several, folder, device=device.value, data_dir=data_dir, console=console, say=say)
-    write_result(result, summary)
+        summary = experiment.experiment(config, labels, several, run or Path("runs") / config.name, **options)
+    common.write_result(result, summary)
     _print_auprc(summary)
-
-
-@app.command()
-def export(
-    run: RunArg,
-    to: Annotated[Path, typer.Option("--out", help="FILE.safetensors")],
-    precision: Annotated[Precision, typer.Option(help="Of the weights in the file.")] = Precision.float16,
-) -> None:
-    """Write a trained model alone as one small file: for `lebm sample`, `reconstruct`, `score` and `lebm.load` elsewhere."""
-    check_target("--out", to, ".safetensors")
-    export_model(run, to, precision.value)
-    say(f"{to}: {to.stat().st_size / 2**20:.1f} MiB")
-
-
-@app.command()
-def bench(
-    preset: Annotated[list[str] | None, typer.Option(help="Which to measure; may be repeated. Default svhn on CUDA, digits on a CPU.")] = None,
-    settings: SettingsOpt = None,
-    device: DeviceOpt = Device.auto,
-    sweep: Annotated[bool, typer.Option(help="Also vary the batch and both chains' lengths, for the first preset.")] = True,
-    to: Annotated[Path | None, typer.Option("--out", help="The result file; default results/bench-DEVICE.json.")] = None,
-) -> None:
-    """Time a learning iteration beside the paper's listing and the hardware's floor."""
-    chosen = preset or (["svhn"] if pick_device(device.value).type == "cuda" else ["digits"])
-    run_bench(chosen, device.value, to, sweep, settings or [], out)
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -196,11 +216,10 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _print_auprc(summary: dict[str, Any]) -> None:
-    metrics = summary["metrics"]
-    table = Table("anomaly", "AUPRC", "chance", "with a fifth of the anomalies", "AUROC")
-    for digit in metrics["auprc"]:
+    metrics, rows = summary["metrics"], []
+    for label, chance in metrics["chance"].items():
         cells = []
-        for m in (metrics[name][digit] for name in ("auprc", "auprc_fifth", "auroc")):
+        for m in (metrics[name][label] for name in ("auprc", "auprc_fifth", "auroc")):
             cells.append(f"{m['mean']:.3f}" + ("" if m["spread"] is None else f" ± {m['spread']:.3f}"))
-        table.add_row(digit, cells[0], f"{metrics['chance'][digit]:.3f}", *cells[1:])
-    out.print(table)
+        rows.append([label, cells[0], f"{chance:.3f}", *cells[1:]])
+    common.print_table(["anomaly", "AUPRC", "chance", "with a fifth of the anomalies", "AUROC"], rows)

@@ -1,25 +1,27 @@
-"""From files and settings to nested mappings."""
+"""From presets, files and settings to nested mappings."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
-from lebm.config.rules import show
-from lebm.errors import ConfigError
+from lebm.core.errors import ConfigError
+from lebm.core.lookup import did_you_mean
+from lebm.core.section import show
 
 MAX_CONFIG_BYTES = 1 << 20
+DEFAULT_METHOD = "paper"  # the preset that DATA alone means
 
 
 def parse_setting(setting: str) -> dict[str, Any]:
-    key, eq, text = setting.partition("=")
-    if not eq or not key.strip():
-        raise ConfigError(f"--set {setting!r} is not KEY=VALUE; write for example --set training.steps=1000")
+    """KEY=VALUE from the command line; the value is YAML."""
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {setting!r} is not KEY=VALUE; write for example --set training.updates=1000")
     try:
         value = yaml.load(text, Loader) if text.strip() else ""
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -29,14 +31,16 @@ def parse_setting(setting: str) -> dict[str, Any]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_CONFIG_BYTES}")
+        size = path.stat().st_size
+        if size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path} has {size} bytes; a configuration has at most {MAX_CONFIG_BYTES}")
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; name a preset ({', '.join(preset_names())}) or a YAML file") from None
+        presets = ", ".join(preset_names())
+        raise ConfigError(f"{path} does not exist; name a preset ({presets}) or a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as e:
-        where, problem = getattr(e, "problem_mark", None), getattr(e, "problem", None)
-        line = f" (line {where.line + 1}: {problem})" if where else ""
+        place, problem = getattr(e, "problem_mark", None), getattr(e, "problem", None)
+        line = f" (line {place.line + 1}: {problem})" if place else ""
         raise ConfigError(f"{path} is not readable as YAML{line}; `lebm presets digits` shows one that is") from None
     if not isinstance(loaded, Mapping):
         what = "nothing" if loaded is None else f"a {type(loaded).__name__}"
@@ -49,24 +53,26 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not taken here", problem_mark=self.peek_event().start_mark)
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
-                raise yaml.MarkedYAMLError(problem=f"the key {show(key.value)} is there twice or is not a name", problem_mark=key.start_mark)
+            if not isinstance(key, yaml.ScalarNode) or key.value in seen:
+                problem = f"the key {show(key.value)} is there twice or is not a name"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"training.steps": 3} -> {"training": {"steps": 3}}."""
+    """{"training.updates": 3} -> {"training": {"updates": 3}}."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(key, str):
-            raise ConfigError(f"the key {key!r} of the configuration is not text; keys are names such as training.steps")
+            raise ConfigError(f"the key {key!r} of the configuration is not text; keys are names like training.updates")
         nested: Any = expand(value) if isinstance(value, Mapping) else value
         for part in reversed(key.split(".")):
             nested = {part: nested}
@@ -82,25 +88,43 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings laid over each other; what is not a mapping is replaced whole, and so is a generator of another kind."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Nested mappings laid over each other. What is not a mapping is replaced whole, and so is a section of another
+    kind."""
     out = dict(base)
     for key, value in over.items():
-        mine = out.get(key)
-        both = isinstance(mine, Mapping) and isinstance(value, Mapping) and not (key == "generator" and _switches(mine, value))
-        out[key] = merge(cast(Mapping[str, Any], mine), value) if both else value
+        old = out.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _replaces(value, old, section):
+            out[key] = merge(old, value, key)
+        else:
+            out[key] = value
     return out
 
 
-def _switches(mine: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    return "kind" in mine and "kind" in over and mine["kind"] != over["kind"]
+def _replaces(new: Mapping[str, Any], old: Mapping[str, Any], section: str) -> bool:
+    """Kinds of sections have different keys; optimisers of all kinds have the same, so they keep theirs."""
+    return section != "optimizers" and "kind" in new and "kind" in old and new["kind"] != old["kind"]
 
 
 def preset_names() -> list[str]:
-    folder = resources.files("lebm") / "presets"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    """All presets as DATA/METHOD."""
+    folders = (f for f in (resources.files("lebm.config") / "presets").iterdir() if f.is_dir())
+    files = ((folder.name, file.name) for folder in folders for file in folder.iterdir())
+    return sorted(f"{data}/{file.removesuffix('.yaml')}" for data, file in files if file.endswith(".yaml"))
 
 
-def did_you_mean(given: str, valid: Iterable[Any]) -> str:
-    close = difflib.get_close_matches(given, [str(v) for v in valid], n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def full_name(name: str) -> str:
+    """The preset that a name stands for: DATA alone is DATA/paper."""
+    names = preset_names()
+    full = name if "/" in name else f"{name}/{DEFAULT_METHOD}"
+    if full not in names:
+        short = [n.removesuffix(f"/{DEFAULT_METHOD}") for n in names]
+        hint, presets = did_you_mean(name, [*short, *names]), ", ".join(names)
+        raise ConfigError(f"no preset is called {name!r}{hint}; there are {presets} (or give a YAML file)")
+    return full
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """What the file of a preset says, by its full name."""
+    text = (resources.files("lebm.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return expand(yaml.safe_load(text))

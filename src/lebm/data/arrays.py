@@ -1,4 +1,4 @@
-"""A user's .npy and .npz files -> images (n, c, h, w), uint8 or float32 in [-1, 1], checked before they are believed."""
+"""A user's .npy and .npz files -> images (n, c, h, w), uint8 or float32 in [-1, 1], checked before they are used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import IO
 
 import numpy as np
 
-from lebm.data.splits import GIB, check_size, one_line, size_settings
-from lebm.errors import DataError
+from lebm.core.errors import DataError, one_line
+from lebm.core.files import GIB, check_regular_size
+from lebm.data.splits import size_settings
 
 SUFFIXES = (".npy", ".npz")
 NAMES = ("x", "images", "arr_0")  # taken from a .npz with several arrays, in this order
@@ -33,8 +34,8 @@ def read_images(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The array of a .npy file (memory-mapped) or the one meant in a .npz file. Pickled objects are never loaded."""
-    check_size(path, MAX_BYTES)
+    """The array of a .npy file (memory-mapped) or of a .npz file. Pickled objects are never loaded."""
+    check_regular_size(path, MAX_BYTES)
     try:
         if path.suffix.lower() == ".npz":
             return _read_npz(path)
@@ -47,7 +48,10 @@ def read_array(path: Path) -> np.ndarray:
     except MemoryError:
         raise DataError(f"{path} does not fit into memory; split it or give smaller images") from None
     except Exception as e:
-        raise DataError(f"{path} is not a readable {path.suffix.lower()} file ({one_line(e)}); save the array again with numpy") from None
+        kind = path.suffix.lower()
+        raise DataError(
+            f"{path} is not a readable {kind} file ({one_line(e)}); save the array again with numpy"
+        ) from None
 
 
 def _read_npz(path: Path) -> np.ndarray:
@@ -58,7 +62,9 @@ def _read_npz(path: Path) -> np.ndarray:
         name = next(iter(members)) if len(members) == 1 else next((n for n in NAMES if n in members), None)
         if name is None:
             shown = one_line(", ".join(sorted(members)))
-            raise DataError(f"{path} holds the arrays {shown}; call the images one of {', '.join(NAMES)}, or save them alone")
+            raise DataError(
+                f"{path} holds the arrays {shown}; call the images one of {', '.join(NAMES)}, or save them alone"
+            )
         member = members[name]
         if member.file_size > MAX_BYTES:
             raise DataError(f"{path} unpacks to {member.file_size} bytes, more than {MAX_BYTES}; split it")
@@ -70,7 +76,7 @@ def _read_npz(path: Path) -> np.ndarray:
 
 
 def _check_header(f: IO[bytes], path: Path, size: int) -> None:
-    """What the header declares must be plain numbers and as long as the file: numpy would allocate whatever it says."""
+    """Raise unless the header declares plain numbers that fit into the file: numpy would allocate whatever it says."""
     version = np.lib.format.read_magic(f)
     read: Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype]]
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -82,14 +88,16 @@ def _check_header(f: IO[bytes], path: Path, size: int) -> None:
         raise DataError(f"{path} has shape {shape}; give images as (n, channels, height, width)")
     declared, there = math.prod(shape) * dtype.itemsize, size - f.tell()
     if declared > there or min(shape) < 0:
-        raise DataError(f"{path} is truncated: shape {shape} of {dtype} needs {declared} bytes and there are {there}; save it again")
+        raise DataError(
+            f"{path} is truncated: shape {shape} of {dtype} needs {declared} bytes and there are {there}; save it again"
+        )
 
 
 # --- layout, channels and range -----------------------------------------------------------------------------------
 
 
 def _layout(raw: np.ndarray, shape: tuple[int, int, int], path: Path) -> np.ndarray:
-    """(n, c, h, w), (n, h, w, c), (n, h, w) or one image of these -> (n, c, h, w) with 1 or 3 channels and checked values."""
+    """(n, c, h, w), (n, h, w, c), (n, h, w) or one image of these -> (n, c, h, w), 1 or 3 channels, checked values."""
     channels, h, w = shape
     x = raw[None] if raw.shape == (h, w) or _one_colour(raw.shape, (h, w)) else raw
     if x.ndim == 3 and x.shape[1:] == (h, w):
@@ -98,7 +106,10 @@ def _layout(raw: np.ndarray, shape: tuple[int, int, int], path: Path) -> np.ndar
         x = x.transpose(0, 3, 1, 2)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.shape[2:] != (h, w):
         fix = _fix(raw.shape, h, w)
-        raise DataError(f"{path} has shape {raw.shape} but the images must be (n, {channels}, {h}, {w}) or (n, {h}, {w}, {channels}); {fix}")
+        raise DataError(
+            f"{path} has shape {raw.shape} but the images must be "
+            f"(n, {channels}, {h}, {w}) or (n, {h}, {w}, {channels}); {fix}"
+        )
     return _values(x, path)
 
 
@@ -125,16 +136,17 @@ def _values(x: np.ndarray, path: Path) -> np.ndarray:
         return x.astype(np.uint8)
     if not (np.isfinite(low) and np.isfinite(high)):
         row = next(i for i in range(len(x)) if not np.isfinite(x[i]).all())
-        raise DataError(f"image {row} of {path} contains NaN or infinity; remove or mend such rows")
+        raise DataError(f"image {row} of {path} contains NaN or infinity; remove or repair such rows")
     if low < -1.001 or high > 1.001:
         raise DataError(
-            f"{path} holds floats from {low:.4g} to {high:.4g}; they must lie in [-1, 1] (divide 0..255 by 127.5 and subtract 1, or save uint8)"
+            f"{path} holds floats from {low:.4g} to {high:.4g}; they must lie in [-1, 1] "
+            "(divide 0..255 by 127.5 and subtract 1, or save uint8)"
         )
     return x.astype(np.float32).clip(-1, 1)
 
 
 def _channels(x: np.ndarray, channels: int) -> np.ndarray:
-    """Grey repeated to colour, or colour weighed to grey."""
+    """Grey repeated to colour, or colour weighted to grey."""
     if x.shape[1] == channels:
         return x
     if channels == 3:

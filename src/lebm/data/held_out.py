@@ -10,33 +10,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lebm.core.errors import DataError
 from lebm.data.splits import Splits
-from lebm.errors import DataError
 
 SPLIT_SEED, TRAINED = 42, 0.8
 CLUSTERS, DIRECTIONS = 10, 30
 
 
-def hold_out(splits: Splits, label: int, labels: str = "own") -> Splits:
+def hold_out(splits: Splits, label: int, labels: str = "dataset") -> Splits:
     """Pool all rows; train on 80 % of those without this label; test on the other 20 % and every row that has it.
 
-    One permutation, fixed for good, so that no test row was ever trained on; seeds vary the training, not the split. `labels` are the
-    set's own, or `clusters`: a stand-in that needs no label, on which the settings of a detector may be chosen.
+    The permutation is fixed, so that no test row was ever trained on: seeds vary the training, not the split. `labels`
+    are those of the `dataset`, or `clusters`: a stand-in that needs no label, to choose the settings of a detector.
     """
     x = torch.cat([splits.train, splits.test])
-    y = _clusters(_Rows(x)) if labels == "clusters" else _own(splits, label)
+    y = _clusters(_Rows(x)) if labels == "clusters" else _labels(splits, label)
     anomalous = np.flatnonzero(y == label)
     if not len(anomalous) or len(anomalous) == len(y):
-        raise DataError(f"data.held_out is {label}, but the labels of this data set are {', '.join(map(str, np.unique(y)))}; name one of several")
-    normal = np.random.RandomState(SPLIT_SEED).permutation(np.flatnonzero(y != label))  # the generator that the protocol names
+        known = ", ".join(map(str, np.unique(y)))
+        raise DataError(f"data.held_out is {label}, but the labels of this data set are {known}; name one of several")
+    # RandomState is the random generator that the protocol names.
+    normal = np.random.RandomState(SPLIT_SEED).permutation(np.flatnonzero(y != label))
     n = int(TRAINED * len(normal))
     train, test = normal[:n], np.concatenate([normal[n:], anomalous])
-    return dataclasses.replace(splits, train=x[train], test=x[test], train_labels=torch.from_numpy(y[train]), test_labels=torch.from_numpy(y[test]))
+    of = torch.from_numpy
+    return dataclasses.replace(splits, train=x[train], test=x[test], train_labels=of(y[train]), test_labels=of(y[test]))
 
 
-def _own(splits: Splits, label: int) -> np.ndarray:
+def _labels(splits: Splits, label: int) -> np.ndarray:
     if splits.train_labels is None or splits.test_labels is None:
-        raise DataError(f"data.held_out is {label}, but this data set has no labels; use a labelled one, such as mnist, or data.labels=clusters")
+        raise DataError(
+            f"data.held_out is {label}, but this data set has no labels; "
+            "use a labelled one, such as mnist, or data.labels=clusters"
+        )
     return torch.cat([splits.train_labels, splits.test_labels]).numpy()
 
 
@@ -56,10 +62,9 @@ class _Rows:
 @functools.lru_cache(maxsize=2)
 def _clusters(rows: _Rows) -> np.ndarray:
     """The number of every row's cluster: k-means in the strongest directions of the pixels."""
-    from sklearn.cluster import KMeans  # takes a second to import
+    from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 
     x = rows.x.flatten(1).float().numpy()
     strongest = PCA(min(DIRECTIONS, *x.shape), random_state=0).fit_transform(x)
-    found = KMeans(CLUSTERS, n_init=3, random_state=0).fit_predict(strongest)
-    return found.astype(np.int64)
+    return KMeans(CLUSTERS, n_init=3, random_state=0).fit_predict(strongest).astype(np.int64)

@@ -7,16 +7,20 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-from PIL import Image, ImageOps
 
-from lebm.data.splits import GIB, Progress, check_size, one_line
-from lebm.errors import DataError
+from lebm.core.errors import DataError, one_line
+from lebm.core.files import GIB, check_regular_size
+from lebm.core.progress import Progress
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-FORMATS = ("PNG", "JPEG", "WEBP")  # nothing else is tried, whatever the file's name: some of Pillow's readers start programs
+# No other format is tried, whatever the file's name: some of Pillow's readers start programs.
+FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 64_000_000
 WORKERS = min(8, os.cpu_count() or 1)
 
@@ -43,11 +47,13 @@ def _cannot_list(e: OSError) -> NoReturn:
 
 
 def decode_all(paths: Sequence[Path], shape: tuple[int, int, int], progress: Progress | None = None) -> np.ndarray:
-    """All pictures as one uint8 array (n, c, h, w), in order. Pillow decodes outside the interpreter lock, so threads help."""
+    """All pictures as one uint8 array (n, c, h, w), in order. Pillow decodes outside the interpreter's lock."""
     try:
         out = np.empty((len(paths), *shape), dtype=np.uint8)
     except MemoryError:
-        raise DataError(f"{len(paths)} pictures of shape {shape} do not fit into memory; use fewer or a smaller generator.size") from None
+        raise DataError(
+            f"{len(paths)} pictures of shape {shape} do not fit into memory; use fewer or a smaller generator.size"
+        ) from None
 
     def one(i: int) -> None:
         out[i] = decode(paths[i], shape)
@@ -65,7 +71,7 @@ def decode_all(paths: Sequence[Path], shape: tuple[int, int, int], progress: Pro
 
 def decode(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     """One picture as uint8 (c, h, w). Any failure is a DataError that names the file."""
-    check_size(path, GIB)
+    check_regular_size(path, GIB)
     return _decode(path, str(path), shape)
 
 
@@ -75,29 +81,27 @@ def decode_bytes(data: bytes, name: str, shape: tuple[int, int, int]) -> np.ndar
 
 
 def _decode(source: Path | io.BytesIO, name: str, shape: tuple[int, int, int]) -> np.ndarray:
+    from PIL import Image
+
     channels, size, _ = shape
     try:
         with Image.open(source, formats=FORMATS) as image:
-            _check_pixels(name, image.width * image.height)
-            square = _square(_plain(_upright(image), "L" if channels == 1 else "RGB"), size)
-        pixels = np.asarray(square)
-    except DataError:
-        raise
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            pixels = np.asarray(_square(_plain(_upright(image), "L" if channels == 1 else "RGB"), size))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"{name} has more than {MAX_PIXELS // 1_000_000} million pixels; make it smaller or remove it") from None
+        limit = MAX_PIXELS // 1_000_000
+        raise DataError(f"{name} has more than {limit} million pixels; make it smaller or remove it") from None
     except Exception as e:
         detail = "it is no PNG, JPEG or WebP picture" if isinstance(e, Image.UnidentifiedImageError) else one_line(e)
-        raise DataError(f"{name} cannot be decoded ({detail}); mend or remove this file") from None
+        raise DataError(f"{name} cannot be decoded ({detail}); repair or remove this file") from None
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def _check_pixels(name: str, pixels: int) -> None:
-    if pixels > MAX_PIXELS:
-        raise DataError(f"{name} has {pixels} pixels, more than {MAX_PIXELS // 1_000_000} million; make it smaller or remove it")
 
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF orientation says; broken EXIF data does not make the pixels unreadable."""
+    from PIL import ImageOps
+
     image.load()
     try:
         return ImageOps.exif_transpose(image)
@@ -106,19 +110,25 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """Any kind of picture as 8-bit grey ("L") or colour ("RGB"); what is transparent lies over black."""
-    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips or truncates, depending on its version
+    """Any kind of picture as 8-bit grey ("L") or colour ("RGB"); transparent parts lie over black."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's conversion clips or truncates, depending on its version
         wide = np.asarray(image).astype(np.float64)
         image = Image.fromarray((wide / 257).round().clip(0, 255).astype(np.uint8))
     elif image.has_transparency_data:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA")).convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA")).convert(
+            "RGB"
+        )
     if mode == "L" and image.mode not in ("L", "RGB"):
-        image = image.convert("RGB")  # palettes and CMYK have a way to grey only through colour
+        image = image.convert("RGB")  # Pillow converts palettes and CMYK to grey only through colour
     return image if image.mode == mode else image.convert(mode)
 
 
 def _square(image: Image.Image, size: int) -> Image.Image:
-    """The largest centred square, resized as in the paper's code (antialiased bilinear); untouched if it fits already."""
+    """The largest centred square, resized as in the paper's code (antialiased bilinear); untouched if it fits."""
+    from PIL import Image
+
     if image.size == (size, size):
         return image
     side = min(image.size)

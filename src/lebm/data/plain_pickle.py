@@ -1,7 +1,8 @@
 """Unpickling that cannot run code: dicts, lists, tuples, bytes, text, numbers and uint8 arrays, and nothing else.
 
-Two walls. Before anything is built, every opcode must be on a short list. Then the few names that a pickled array
-mentions are resolved to stand-ins of ours, so no function or class of numpy or Python is ever within a pickle's reach.
+There are two barriers. Before anything is built, every opcode must be on a short list. Then the few names that a
+pickled array mentions are resolved to stand-ins defined here: a pickle never reaches a function or class of numpy or
+Python.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lebm.data.splits import one_line
-from lebm.errors import DataError
+from lebm.core.errors import DataError, one_line
 
 ALLOWED = (
     "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
@@ -26,7 +26,7 @@ ALLOWED = (
     "BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD"
 )
 OPCODES = frozenset(ALLOWED.split())
-MAX_MEMO = 1 << 20  # the memo is a table as long as its largest number
+MAX_MEMO = 1 << 20  # the memo is a table as long as its largest index
 
 
 class Refused(Exception):
@@ -68,7 +68,8 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
         sane = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= 4
-        if not sane or not isinstance(kind, _UInt8) or fortran is not False or type(raw) is not bytes or len(raw) != math.prod(shape):
+        plain = isinstance(kind, _UInt8) and fortran is False and type(raw) is bytes
+        if not sane or not plain or len(raw) != math.prod(shape):
             raise Refused("it holds a malformed array")
         self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape)
 
@@ -105,7 +106,8 @@ def load_plain(path: Path) -> Any:
         return {k: _unwrap(v) for k, v in value.items()} if isinstance(value, dict) else _unwrap(value)
     except Refused as e:
         raise DataError(
-            f"{path} is not a plain batch of images: {one_line(e)}, which could run code, so it was not loaded; fetch the official file"
+            f"{path} is not a plain batch of images: {one_line(e)}, which could run code, so it was not loaded; "
+            "fetch the official file"
         ) from None
     except Exception as e:
         raise DataError(f"{path} is not a readable pickle ({one_line(e)}); fetch it again") from None

@@ -1,4 +1,4 @@
-"""What a data set gives (Splits) and what is known about it (Dataset)."""
+"""The rows that a data set gives (Splits) and what is known about the set (Dataset)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lebm.config import Config
-from lebm.errors import DataError
+from lebm.core.errors import DataError
+from lebm.core.image_sizes import doublings
+from lebm.core.progress import Progress
 
-Progress = Callable[[int, int], None]  # (done, total)
-GIB = 1 << 30
-FETCHED = ("svhn", "cifar10", "mnist")  # what `lebm fetch` can download
+Config = Any  # a lebm.config.Config; only its attributes are used here
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Rows of training and test data: images as uint8 (n, c, h, w), 0..255; labels, where the set has them, as int64 (n,)."""
+    """Rows of training and test data: images as uint8 (n, c, h, w), sentences as int32 (n, words)."""
 
     train: Tensor
     test: Tensor
-    train_labels: Tensor | None = None
+    train_labels: Tensor | None = None  # int64 (n,), where the set has labels
     test_labels: Tensor | None = None
     source: str = ""  # where the rows came from, for the record
     validation: Tensor | None = None  # where the set has such a split
-    facts: dict[str, Any] = field(default_factory=dict)  # what a generator must know to read and show rows; plain JSON, saved with the model
+    facts: dict[str, Any] = field(default_factory=dict)  # what a generator must know of the rows; plain JSON
     notes: tuple[str, ...] = ()  # what a person should know of how the data was read
 
 
@@ -38,26 +37,39 @@ class Loader(Protocol):
 
 
 @dataclass(frozen=True)
+class Download:
+    """The official files of a set and where they lie on the web."""
+
+    folder: str  # under the data folder
+    files: dict[str, str]  # name -> sha256
+    urls: tuple[str, ...]  # mirrors in order, each followed by a file's name
+    archive: str | None = None  # the one file is a tar, and this folder in it is needed
+
+
+@dataclass(frozen=True)
 class Dataset:
+    """A data set: its reader, and what a person must know to get it."""
+
     name: str
     load: Loader
-    find: Callable[[Path | None], Path | None]  # where it lies under the data folder; None: not there
+    find: Callable[[Path | None], Path | None]  # where it lies under the data folder; None: it is not there
     how: str  # which files to put where, and where they officially come from
     licence: str
     description: str = ""
-    kind: str = "image"  # of the generators that take its rows
+    kind: str = "image"  # the kind of generator that takes its rows
+    download: Download | None = None  # for `lebm fetch`
 
-
-def found(name: str, how: str, place: Path | None, root: Path | None) -> Path:
-    """The place where a set was found, or the error that says how to get it."""
-    if place is not None:
-        return place
-    if root is None:
-        where = "no data folder is given (data_dir, or the environment variable LEBM_DATA)"
-    else:
-        where = f"it is not under {root}" if root.is_dir() else f"the data folder {root} does not exist"
-    fetch = f"`lebm fetch {name}` downloads it, or " if name in FETCHED else ""
-    raise DataError(f"{name} cannot be read because {where}: {fetch}{how}")
+    def place(self, root: Path | None) -> Path:
+        """Where the set lies, or the error that says how to get it."""
+        place = self.find(root)
+        if place is not None:
+            return place
+        if root is None:
+            where = "no data folder is given (data_dir, or the environment variable LEBM_DATA)"
+        else:
+            where = f"it is not under {root}" if root.is_dir() else f"the data folder {root} does not exist"
+        fetch = f"`lebm fetch {self.name}` downloads it, or " if self.download else ""
+        raise DataError(f"{self.name} cannot be read because {where}: {fetch}{self.how}")
 
 
 def first_folder(root: Path | None, places: tuple[str, ...], complete: Callable[[Path], bool]) -> Path | None:
@@ -67,34 +79,31 @@ def first_folder(root: Path | None, places: tuple[str, ...], complete: Callable[
     return next((root / p for p in places if complete(root / p)), None)
 
 
-def as_tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
+def given_path(config: Config, root: Path | None, what: str) -> Path:
+    """The existing path that data.path names, which may be relative to the data folder; `what` it should name."""
+    given = config.data.path
+    if not given:
+        raise DataError(f"data.path is not set; name {what} with --set data.path=PATH")
+    path = Path(given).expanduser()
+    if not path.exists() and root is not None:
+        path = root / path
+    if not path.exists():
+        raise DataError(f"data.path is {given}, which does not exist; name {what}")
+    return path
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """(channels, height, width) of the images that the configured generator makes."""
+    g = config.generator
+    return g.channels, g.size, g.size
 
 
 def as_labels(array: np.ndarray) -> Tensor:
+    """Labels as int64."""
     return torch.from_numpy(array.astype(np.int64))
-
-
-def one_line(text: object) -> str:
-    """What a foreign file or library says, fit to stand inside a sentence on a terminal."""
-    line = " ".join(str(text).split()) or type(text).__name__
-    return "".join(c if c.isprintable() else "?" for c in line[:200])
 
 
 def size_settings(side: int) -> list[str]:
     """The settings under which a generator makes images of this side; none if no first map doubles to it."""
-    sides = [b for b in sorted(range(1, 17), key=lambda b: abs(b - 4)) if side % b == 0 and (n := side // b) >= 2 and n & (n - 1) == 0]
-    return [f"generator.size={side}", f"generator.base={sides[0]}"] if sides and side <= 256 else []
-
-
-def check_size(path: Path, limit: int) -> int:
-    """The size of a regular file (a pipe or device would hang a reader), refused above a limit."""
-    try:
-        size = path.stat().st_size
-    except OSError as e:
-        raise DataError(f"{path} cannot be read ({e.strerror or e}); check the path and its permissions") from None
-    if not path.is_file():
-        raise DataError(f"{path} is not a regular file; give a file")
-    if size > limit:
-        raise DataError(f"{path} has {size} bytes, more than the {limit} a file of this kind can have; it is damaged or not what its name says")
-    return size
+    bases = [base for base in sorted(range(1, 17), key=lambda b: abs(b - 4)) if doublings(side, base)]
+    return [f"generator.size={side}", f"generator.base={bases[0]}"] if bases else []

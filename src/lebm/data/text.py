@@ -1,4 +1,4 @@
-"""Text files, one sentence a line: PTB, SNLI, Yahoo, your own, and a small text that needs no files."""
+"""Text files, one sentence a line: PTB, SNLI, Yahoo, the user's text, and a small text that needs no files."""
 
 from __future__ import annotations
 
@@ -7,99 +7,115 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from lebm import rng
-from lebm.config import Config, TextGenerator
-from lebm.data.demo import sentences as demo_sentences
-from lebm.data.splits import GIB, Dataset, Progress, Splits, check_size, first_folder, found
-from lebm.errors import ConfigError, DataError
-from lebm.words import OWN, UNKNOWN, from_sentences
+from lebm.core import rng
+from lebm.core.errors import DataError
+from lebm.core.files import GIB, check_regular_size
+from lebm.core.progress import Progress
+from lebm.core.words import SPECIAL, UNKNOWN, Vocabulary, from_sentences
+from lebm.data import text_demo
+from lebm.data.splits import Config, Dataset, Splits, first_folder, given_path
 
 MOST_NUMBERS = 1 << 31  # rows x longest sentence: beyond, a text is not held in memory
 PARTS = ("train", "valid", "test")
 
 
 @dataclass
-class Read:
-    """The sentences of a file, and what was not taken as it stands there."""
+class Lines:
+    """The sentences of a file, and how many of its lines were empty."""
 
     sentences: list[str]
     empty: int = 0
 
 
-def read_sentences(path: Path, unknown: str = OWN[UNKNOWN]) -> Read:
-    """The lines of a UTF-8 file with words in them; `unknown` is what the file writes for a word it does not tell."""
-    check_size(path, GIB)
-    out = Read([])
+def read_sentences(path: Path, unknown: str = SPECIAL[UNKNOWN]) -> Lines:
+    """The lines of a UTF-8 file that contain words; `unknown` is what the file writes for a word that it hides."""
+    check_regular_size(path, GIB)
+    out = Lines([])
     with path.open("rb") as f:
         for number, raw in enumerate(f, 1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as e:
                 raise DataError(
-                    f"line {number} of {path} is not UTF-8 (byte {e.start + 1} is 0x{raw[e.start]:02x}); save the file as UTF-8, or remove the line"
+                    f"line {number} of {path} is not UTF-8 (byte {e.start + 1} is 0x{raw[e.start]:02x}); "
+                    "save the file as UTF-8, or remove the line"
                 ) from None
             words = line.split()
-            if not words:
-                out.empty += 1
+            if words:
+                out.sentences.append(" ".join(SPECIAL[UNKNOWN] if w == unknown else w for w in words))
             else:
-                out.sentences.append(" ".join(OWN[UNKNOWN] if w == unknown else w for w in words))
+                out.empty += 1
     return out
 
 
-def splits(config: Config, train: Sequence[str], valid: Sequence[str], test: Sequence[str], source: str, empty: int = 0) -> Splits:
-    """Sentences as numbers, by the vocabulary of the training split. What is cut or left out is counted in `notes`."""
-    g = section(config)
+def splits(config: Config, parts: Sequence[Sequence[str]], source: str, empty: int = 0) -> Splits:
+    """Training, validation and test sentences as numbers, by the vocabulary of the training split.
+
+    What is cut or unknown is counted in `notes`.
+    """
+    train, validation, test = parts
     if not train or not test:
-        raise DataError(f"{source} holds no {'training' if not train else 'test'} sentences; give a text with a sentence on every line")
-    vocabulary = from_sentences(train, g.vocabulary)
-    parts = {"training": train, "validation": valid, "test": test}
+        missing = "test" if train else "training"
+        raise DataError(f"{source} holds no {missing} sentences; give a text with a sentence on every line")
+    vocabulary = from_sentences(train, config.generator.vocabulary)
+    length = config.generator.length
     notes = [f"{empty} empty lines were left out"] if empty else []
-    rows = {}
-    for name, lines in parts.items():
-        longest = min(g.length, max((len(s.split()) for s in lines), default=0)) + 1
+    rows: list[Tensor | None] = []
+    for name, lines in zip(("training", "validation", "test"), (train, validation, test), strict=True):
+        longest = min(length, max((len(s.split()) for s in lines), default=0)) + 1
         if len(lines) * longest > MOST_NUMBERS:
-            raise DataError(f"{source} holds {len(lines)} sentences of up to {longest - 1} words, more than fit; lower generator.length")
-        rows[name] = vocabulary.rows(lines, g.length) if lines else None
-        cut = sum(len(s.split()) > g.length for s in lines)
-        if cut:
-            notes.append(f"{cut} of {len(lines)} {name} sentences have more than generator.length = {g.length} words and were cut there")
-        words = sum(len(s.split()) for s in lines)
-        strange = sum(w != OWN[UNKNOWN] and vocabulary.index.get(w, UNKNOWN) == UNKNOWN for s in lines for w in s.split())
-        if strange:
-            notes.append(f"{strange / words:.2%} of the {name} words are not in the vocabulary of {len(vocabulary)} and are read as {OWN[UNKNOWN]}")
-    assert rows["training"] is not None and rows["test"] is not None
-    return Splits(
-        rows["training"], rows["test"], source=source, validation=rows["validation"], facts={"vocabulary": vocabulary.words}, notes=tuple(notes)
-    )
+            raise DataError(
+                f"{source} holds {len(lines)} sentences of up to {longest - 1} words, more than fit; "
+                "lower generator.length"
+            )
+        rows.append(vocabulary.rows(lines, length) if lines else None)
+        notes += _notes(name, lines, vocabulary, length)
+    assert rows[0] is not None and rows[2] is not None
+    facts = {"vocabulary": vocabulary.words}
+    return Splits(rows[0], rows[2], source=source, validation=rows[1], facts=facts, notes=tuple(notes))
 
 
-def section(config: Config) -> TextGenerator:
-    if not isinstance(config.generator, TextGenerator):
-        raise ConfigError(f"generator.kind is {config.generator.kind}; text needs generator.kind text")
-    return config.generator
+def _notes(name: str, lines: Sequence[str], vocabulary: Vocabulary, length: int) -> list[str]:
+    notes = []
+    words = [s.split() for s in lines]
+    cut = sum(len(w) > length for w in words)
+    if cut:
+        notes.append(
+            f"{cut} of {len(lines)} {name} sentences have more than generator.length = {length} words "
+            "and were cut there"
+        )
+    unknown = sum(w != SPECIAL[UNKNOWN] and vocabulary.index.get(w, UNKNOWN) == UNKNOWN for s in words for w in s)
+    if unknown:
+        notes.append(
+            f"{unknown / sum(map(len, words)):.2%} of the {name} words are not in the vocabulary of "
+            f"{len(vocabulary)} and are read as {SPECIAL[UNKNOWN]}"
+        )
+    return notes
+
+
+def _read_parts(config: Config, files: Sequence[Path], source: str, unknown: str = SPECIAL[UNKNOWN]) -> Splits:
+    parts = [read_sentences(f, unknown) for f in files]
+    return splits(config, [p.sentences for p in parts], source, sum(p.empty for p in parts))
 
 
 # --- the paper's sets: NAME/NAME.{train,valid,test}.txt ---------------------------------------------------------------
 
 
-def _dataset(name: str, description: str, licence: str, unknown: str = OWN[UNKNOWN]) -> Dataset:
+def _dataset(name: str, description: str, licence: str, unknown: str = SPECIAL[UNKNOWN]) -> Dataset:
     files = [f"{name}.{part}.txt" for part in PARTS]
-    how = f"put {', '.join(files)} (one sentence a line, words apart by spaces) into DATA/{name}"
 
     def find(root: Path | None) -> Path | None:
         return first_folder(root, (name,), lambda folder: all((folder / f).is_file() for f in files))
 
     def load(config: Config, root: Path | None, progress: Progress | None = None) -> Splits:
-        folder = found(name, how, find(root), root)
+        folder = dataset.place(root)
         return _read_parts(config, [folder / f for f in files], str(folder), unknown)
 
-    return Dataset(name, load, find, how, licence, description, kind="text")
-
-
-def _read_parts(config: Config, files: list[Path], source: str, unknown: str = OWN[UNKNOWN]) -> Splits:
-    train, valid, test = (read_sentences(f, unknown) for f in files)
-    return splits(config, train.sentences, valid.sentences, test.sentences, source, train.empty + valid.empty + test.empty)
+    how = f"put {', '.join(files)} (one sentence a line, words apart by spaces) into DATA/{name}"
+    dataset = Dataset(name, load, find, how, licence, description, kind="text")
+    return dataset
 
 
 PTB = _dataset(
@@ -108,53 +124,63 @@ PTB = _dataset(
     "Linguistic Data Consortium; the text is not redistributed here",
 )
 SNLI = _dataset(
-    "snli", "sentences of the SNLI corpus, one a line: the number of training sentences is stated with every result", "CC BY-SA 4.0 (Stanford NLI)"
+    "snli",
+    "sentences of the SNLI corpus, one a line: the number of training sentences is stated with every result",
+    "CC BY-SA 4.0 (Stanford NLI)",
 )
-YAHOO = _dataset("yahoo", "Yahoo answers of at most 200 words, one a line", "Yahoo! Answers; the text is not redistributed here", unknown="_UNK")
+YAHOO = _dataset(
+    "yahoo",
+    "Yahoo answers of at most 200 words, one a line",
+    "Yahoo! Answers; the text is not redistributed here",
+    unknown="_UNK",
+)
 
 
-# --- your own, and the small one --------------------------------------------------------------------------------------
+# --- the user's text, and the small one -------------------------------------------------------------------------------
 
 
 def load_text(config: Config, root: Path | None, progress: Progress | None = None) -> Splits:
-    """A file, of which data.test_fraction is the test split and as much the validation split; or a folder with train.txt, valid.txt, test.txt."""
-    given = config.data.path
-    if not given:
-        raise DataError("data.path is not set; name a text file (one sentence a line) or a folder with train.txt, valid.txt and test.txt")
-    path = Path(given).expanduser()
-    if not path.exists() and root is not None and (root / path).exists():
-        path = root / path
-    if not path.exists():
-        raise DataError(f"data.path is {given}, which does not exist; name a text file, one sentence a line")
+    """A folder with train.txt, valid.txt and test.txt, or a file that is split here.
+
+    Of a file, data.test_fraction of the sentences are the test split, and as many the validation split.
+    """
+    path = given_path(
+        config, root, "a text file (one sentence a line) or a folder with train.txt, valid.txt and test.txt"
+    )
     if path.is_dir():
         files = [path / f"{part}.txt" for part in PARTS]
         for f in files:
             if not f.is_file():
-                raise DataError(f"the folder {path} has no {f.name}; it needs train.txt, valid.txt and test.txt, or name one file instead")
+                raise DataError(
+                    f"the folder {path} has no {f.name}; it needs train.txt, valid.txt and test.txt, "
+                    "or name one file instead"
+                )
         return _read_parts(config, files, str(path))
-    read = read_sentences(path)
-    n = len(read.sentences)
+    lines = read_sentences(path)
+    n = len(lines.sentences)
     if n < 3:
         raise DataError(f"{path} holds {n} sentences; training, validation and testing need at least three")
     cut = min((n - 1) // 2, max(1, round(n * config.data.test_fraction)))
     order = torch.randperm(n, generator=rng.stream(0, "split")).tolist()
-    part = lambda a, b: [read.sentences[i] for i in order[a:b]]  # noqa: E731
-    return splits(config, part(2 * cut, n), part(cut, 2 * cut), part(0, cut), str(path), read.empty)
+    parts = [[lines.sentences[i] for i in order[a:b]] for a, b in ((2 * cut, n), (cut, 2 * cut), (0, cut))]
+    return splits(config, parts, str(path), lines.empty)
 
 
 def load_demo(config: Config, root: Path | None, progress: Progress | None = None) -> Splits:
-    lines = demo_sentences()
+    """The sentences of a small grammar, always the same."""
+    lines = text_demo.sentences()
     n = len(lines) // 10
-    return splits(config, lines[2 * n :], lines[n : 2 * n], lines[:n], "lebm.data.demo")
+    return splits(config, [lines[2 * n :], lines[n : 2 * n], lines[:n]], "lebm.data.text_demo")
 
 
 TEXT = Dataset(
     "text",
     load_text,
-    lambda root: None,  # data.path says where
-    how="Name your own text with --set data.path=PATH: a UTF-8 file with a sentence on every line, words apart by spaces.",
+    lambda root: None,  # data.path says where it is
+    how="Name your own text with --set data.path=PATH: a UTF-8 file with a sentence on every line, "
+    "words apart by spaces.",
     licence="yours",
-    description="your own text; data.test_fraction of its sentences are the test split, and as many the validation split",
+    description="your own text; data.test_fraction of its sentences are the test split, as many the validation split",
     kind="text",
 )
 TEXT_DEMO = Dataset(
@@ -166,3 +192,4 @@ TEXT_DEMO = Dataset(
     description="sentences about a village by the sea: 2,400 training, 300 validation, 300 test",
     kind="text",
 )
+DATASETS = (PTB, SNLI, YAHOO, TEXT, TEXT_DEMO)

@@ -1,24 +1,29 @@
-"""The same numbers, sooner: fused kernels and a learning iteration captured as one CUDA graph.
+"""The same numbers, sooner: fused kernels, updates captured as CUDA graphs, and an engine behind `Method.sample`.
 
-Nothing of the reference code imports this package; the training loop asks it for an engine and is handed one.
+Nothing of the reference imports this package; the training loop and the commands ask it for an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from lebm.config import Chains, Config
-from lebm.errors import UserError
-from lebm.generators import ImageGenerator, TextGenerator
-from lebm.learn import Step, reference_step
-from lebm.model import LatentEBM
+from lebm.core.errors import UserError
+from lebm.generators.text import TextGenerator
+from lebm.method import Method
+
+if TYPE_CHECKING:
+    from lebm.config import Config
+    from lebm.latent_ebm import LatentEBM
+
+Update = Callable[[Tensor, Tensor], None]  # rows as they are stored, and which training rows they are
 
 
 class Unavailable(Exception):
-    """The fast engine cannot run here; the reference can. The text says why."""
+    """No engine of this package can run here, while the reference can. The text says why."""
 
 
 def wanted(config: Config, device: torch.device) -> bool:
@@ -26,59 +31,91 @@ def wanted(config: Config, device: torch.device) -> bool:
     return config.engine == "auto" and device.type == "cuda"
 
 
-def plain_prior_chain(config: Config) -> bool:
-    """Whether every step of the prior chain is like the others: its kernel, which makes them all, knows no schedule."""
-    c = config.chains.prior
-    return not c.first_steps and c.noise == 1 and not c.bound
-
-
-def plain_images(model: LatentEBM) -> bool:
-    """Whether the generator is the one that the kernels compute; a class of your own that stands on it may have another likelihood."""
-    return type(model.generator) is ImageGenerator
-
-
-def make_engine(
-    model: LatentEBM,
-    optimizer: torch.optim.Optimizer,
+def make_update(
+    method: Method,
+    optimizers: Mapping[str, torch.optim.Optimizer],
     rng: torch.Generator,
-    example: Tensor,
+    rows: Tensor,
+    index: Tensor,
+    *,
+    clip: float = 0.0,
+    precision: str = "auto",
     warn: Callable[[str], None] | None = None,
-    chains: Chains | None = None,
-) -> Callable[[Tensor], Step]:
-    """rows -> Step on CUDA: fused bf16 kernels for the image generators, otherwise learn_step itself, captured in float32; with the config's chains, or those given.
+) -> Update:
+    """A function of (rows, index) that makes one update on CUDA, for batches like the example.
 
-    Text is captured for every width of a batch, with the table of words x vocabulary in bf16 unless the config says float32.
-    Where the kernels do not run, on a GPU that they were not made for, `warn` hears of it and learn_step is captured; without it that is an error.
+    For a LatentEBM of images it consists of fused kernels in bfloat16, unless the precision is float32; otherwise it
+    is `lebm.method.update` itself, captured as a CUDA graph for every shape of a batch. Of text, the table of words x
+    vocabulary is then in bfloat16 unless the precision is float32. After each call the method holds the tensors of
+    that update. Where the kernels do not run, on a GPU that they were not made for, `warn` is called and the reference
+    is captured; without `warn` that is an error.
     """
     try:
-        from lebm.fast.engine import Captured, FusedStep
-        from lebm.fast.text import Buckets, working
+        import lebm.fast.fused as fused
+        import lebm.fast.graphs as graphs
     except ImportError as e:
-        raise Unavailable(f"Triton is not there ({e})") from None
-    config = model.config
-    chains = chains or config.chains
-    reference = reference_step(model, optimizer, chains, rng)
+        raise Unavailable(f"Triton is not installed ({e})") from None
+    from lebm.training.engine import reference
 
-    def text(rows: Tensor) -> Step:
-        with working(model):
-            return reference(rows)
-
-    fused = config.precision != "float32" and plain_images(model) and plain_prior_chain(config)
     try:
-        if isinstance(model.generator, TextGenerator):
-            return Buckets(text, model, optimizer, rng, example)
-        if fused:
+        if precision != "float32" and fused.applies(method, len(rows)):
             try:
-                return Captured(FusedStep(model, optimizer, rng, len(example), chains=chains), model, optimizer, rng, example)
+                fast = fused.FusedStep(cast("LatentEBM", method), optimizers, rng, len(rows), clip)
+                return graphs.Captured(fast, method, optimizers, rng, rows, index)
             except Exception as e:
                 if warn is None:
                     raise
-                warn(f"the fused kernels do not run here ({_brief(e)}); the step is captured without them, in float32")
-        return Captured(reference, model, optimizer, rng, example)
-    except UserError:  # a warning that its hearer takes for an error, or data that do not fit
+                warn(
+                    f"the fused kernels do not run here ({_brief(e)}); the update is captured without them, in float32"
+                )
+        step = with_words(method, reference(method, optimizers, rng, clip, precision), precision)
+        return graphs.Captured(step, method, optimizers, rng, rows, index)
+    except UserError:  # a warning that is treated as an error, or data that do not fit
         raise
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works
         raise Unavailable(_brief(e)) from e
+
+
+def with_words(method: Method, step: Callable[..., None], precision: str) -> Callable[..., None]:
+    """The step with the word kernel of this package inside a text generator, unless the precision is float32."""
+    generator = method.generator
+    if not isinstance(generator, TextGenerator) or precision == "float32":
+        return step
+    from lebm.fast.words import log_words
+
+    def installed(*args: Tensor) -> None:
+        generator.log_words = log_words
+        try:
+            step(*args)
+        finally:
+            generator.log_words = None
+
+    return installed
+
+
+def accelerate(method: Method, precision: str = "auto", warn: Callable[[str], None] | None = None) -> bool:
+    """Install an engine behind `method.sample`, for images on CUDA in bfloat16, and say whether there is one.
+
+    `method.engine.precision` is then what a result says of its samples.
+    """
+    method.engine = None
+    if method.device.type != "cuda" or precision == "float32":
+        return False
+    try:
+        from lebm.fast import sampler
+
+        if not sampler.applies(method):
+            return False
+        engine = sampler.Sampler(method)
+        engine.sample(1)  # compiles the kernels, or shows that they do not run here
+    except UserError:
+        raise
+    except Exception as e:
+        if warn is not None:
+            warn(f"samples are drawn without the fast kernels ({_brief(e)})")
+        return False
+    method.engine = engine
+    return True
 
 
 def _brief(e: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Triton kernels of the chains: the energy's score, the whole prior chain in one launch, the posterior's update.
+"""Triton kernels of the chains: the score of the energy, the whole prior chain in one launch, and one posterior step.
 
-Noise is counter-based: element i of row m at step k is a function of (seed, m, k, i) alone, so a row's path depends neither
-on the batch nor on the order in which programs run. The seed is read from device memory: a captured graph draws a new one
-each time it runs.
+Noise is counter-based: element i of row m at step k is a function of (seed, m, k, i) alone, so the path of a row
+depends neither on the batch nor on the order in which programs run. The seed is read from device memory, so that a
+captured graph uses a new one each time it is replayed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import triton.language as tl
 
 
 @triton.jit
-def _block(w, r0, c0, turned: tl.constexpr, NR: tl.constexpr, NC: tl.constexpr):
-    """A 128 x 128 block of w[NR, NC] at (r0, c0), zero outside; `turned` gives its transpose."""
+def _block(w, r0, c0, transposed: tl.constexpr, NR: tl.constexpr, NC: tl.constexpr):
+    """A 128 x 128 block of w[NR, NC] at (r0, c0), zero outside; `transposed` gives its transpose."""
     r, c = r0 + tl.arange(0, 128), c0 + tl.arange(0, 128)
     b = tl.load(w + r[:, None] * NC + c[None, :], mask=(r < NR)[:, None] & (c < NC)[None, :], other=0.0)
-    if turned:
+    if transposed:
         b = tl.trans(b)
     return b
 
@@ -29,10 +29,11 @@ def _row(v, c0, N: tl.constexpr):
 
 @triton.jit
 def _grad_f(z, w1, b1, w2, b2, w3, again, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr):
-    """z[R, 128] float32 -> grad f[R, 128] of the MLP NZ-ND-ND-1; w1[ND, NZ], w2[ND, ND] as nn.Linear keeps them, ND <= 256.
+    """z[R, 128] float32 -> grad f[R, 128] of the MLP NZ-ND-ND-1, ND <= 256; w1[ND, NZ], w2[ND, ND] are as in nn.Linear.
 
-    The two halves of the width are separate tensors: a Triton tensor has a power-of-two side and cannot be sliced. `again` is 0: a constant, and
-    the weights stay in shared memory between there and back; a number at run time, and they are read twice, for GPUs with less of it.
+    The two halves of the width are separate tensors, because a side of a Triton tensor is a power of two and cannot be
+    sliced. `again` is 0. As a constant it lets the weights stay in shared memory between the forward and the backward
+    pass; as a number at run time it makes them be read twice, for GPUs with less shared memory.
     """
     dt = w1.dtype.element_ty
     zc = z.to(dt)
@@ -55,44 +56,51 @@ def _grad_f(z, w1, b1, w2, b2, w3, again, NZ: tl.constexpr, ND: tl.constexpr, LE
 
 
 @triton.jit
-def _mixture_score(z, inverses, shift, constant, R: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr):
-    """z[R, 128] float32 -> grad log of a mixture of Gaussians; inverses[PARTS, 128, 128], shift[PARTS, 128] and constant[PARTS] as lebm.mixture
-    keeps them, filled up with zeros. One pass over groups of Gaussians, TOGETHER in one product: their weights are kept relative to the
-    largest so far, and AHEAD groups are under way at once. PARTS is a multiple of TOGETHER."""
+def _mixture_score(
+    z, inverses, shift, constant,
+    R: tl.constexpr, COMPONENTS: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """z[R, 128] float32 -> the gradient of the log of a mixture of Gaussians.
+
+    inverses[COMPONENTS, 128, 128], shift[COMPONENTS, 128] and constant[COMPONENTS] are those of OnlineMixture, padded
+    with zeros. One pass runs over groups of Gaussians, TOGETHER of them in one product and AHEAD groups at once, with
+    weights relative to the largest so far. COMPONENTS is a multiple of TOGETHER.
+    """
     dt = inverses.dtype.element_ty
     i, j, zc = tl.arange(0, 128), tl.arange(0, 128 * TOGETHER), z.to(dt)
-    most, total, found = tl.full((R,), -1e30, tl.float32), tl.zeros((R,), tl.float32), tl.zeros((R, 128), tl.float32)
-    for k in tl.range(0, PARTS, TOGETHER, num_stages=AHEAD):
+    most, total = tl.full((R,), -1e30, tl.float32), tl.zeros((R,), tl.float32)
+    score = tl.zeros((R, 128), tl.float32)
+    for k in tl.range(0, COMPONENTS, TOGETHER, num_stages=AHEAD):
         inverse = tl.load(inverses + k * 16384 + j[:, None] * 128 + i[None, :])
         white = tl.dot(zc, tl.trans(inverse), input_precision="tf32") - tl.load(shift + k * 128 + j)[None, :]
         white = tl.reshape(white, (R, TOGETHER, 128))
         log_p = tl.load(constant + k + tl.arange(0, TOGETHER))[None, :] - 0.5 * tl.sum(white * white, 2)
         top = tl.maximum(most, tl.max(log_p, 1))
         old, new = tl.exp(most - top), tl.exp(log_p - top[:, None])
-        weighed = tl.clamp(white * new[:, :, None], -60000.0, 60000.0)  # float16 ends at 65504
-        weighed = tl.reshape(weighed, (R, 128 * TOGETHER)).to(dt)
-        found = found * old[:, None] + tl.dot(weighed, inverse, input_precision="tf32")
+        weighted = tl.clamp(white * new[:, :, None], -60000.0, 60000.0)  # float16 ends at 65504
+        weighted = tl.reshape(weighted, (R, 128 * TOGETHER)).to(dt)
+        score = score * old[:, None] + tl.dot(weighted, inverse, input_precision="tf32")
         total, most = total * old + tl.sum(new, 1), top
-    return -found / total[:, None]
+    return -score / total[:, None]
 
 
 @triton.jit
 def prior_chain(
     out, start, seed, w1, b1, w2, b2, w3, inverses, shift, constant, rows, drift, size, zero,
-    K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
-    LEAN: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
+    K: tl.constexpr, NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, FROM_NOISE: tl.constexpr,
+    COMPONENTS: tl.constexpr, LEAN: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """K Langevin steps of R rows a program, to the prior; FRESH: from N(0, I), and the start is kept too; otherwise from `start`.
-    p_0 is N(0, I), or where there are PARTS a mixture.
+    """K Langevin steps towards the prior, R rows a program, with p_0 = N(0, I) or a mixture of COMPONENTS.
 
-    `zero` is 0 at run time: it keeps the compiler from moving the weights' loads out of the loop, where they would not fit.
+    FROM_NOISE starts from N(0, I) and writes the start down; otherwise the chain begins at `start`. `zero` is 0 at run
+    time: it keeps the compiler from moving the loads of the weights out of the loop, where they would not fit.
     """
     m, i = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, 128)
     ok = (m < rows)[:, None] & (i < NZ)[None, :]
     p = m[:, None] * NZ + i[None, :]
     s = tl.load(seed)
     counter = m[:, None] * ((K + 1) * NZ) + i[None, :]
-    if FRESH:
+    if FROM_NOISE:
         z = tl.where(ok, tl.randn(s, counter), 0.0)
         tl.store(start + p, z, mask=ok)
     else:
@@ -100,8 +108,8 @@ def prior_chain(
     for k in range(0, K):
         q = k * zero
         g = _grad_f(z, w1 + q, b1, w2 + q, b2, w3, zero if LEAN else 0, NZ, ND, LEAK)
-        if PARTS:
-            g += _mixture_score(z, inverses + q, shift, constant, R, PARTS, TOGETHER, AHEAD)
+        if COMPONENTS:
+            g += _mixture_score(z, inverses + q, shift, constant, R, COMPONENTS, TOGETHER, AHEAD)
         else:
             g -= z
         z = z + drift * g + size * tl.randn(s, counter + (k + 1) * NZ)
@@ -112,17 +120,17 @@ def prior_chain(
 @triton.jit
 def energy_score(
     z, out, w1, b1, w2, b2, w3, inverses, shift, constant, rows, zero,
-    NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, LEAN: tl.constexpr,
-    TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
+    NZ: tl.constexpr, ND: tl.constexpr, LEAK: tl.constexpr, R: tl.constexpr, COMPONENTS: tl.constexpr,
+    LEAN: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, NZ] = grad f(z); where p_0 is a mixture of PARTS, with its score and z."""
+    """out[rows, NZ] = grad f(z); where p_0 is a mixture of COMPONENTS, its score and z are added."""
     m, i = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, 128)
     ok = (m < rows)[:, None] & (i < NZ)[None, :]
     p = m[:, None] * NZ + i[None, :]
     v = tl.load(z + p, mask=ok, other=0.0)
     g = _grad_f(v, w1, b1, w2, b2, w3, zero if LEAN else 0, NZ, ND, LEAK)
-    if PARTS:
-        g += _mixture_score(v, inverses, shift, constant, R, PARTS, TOGETHER, AHEAD) + v
+    if COMPONENTS:
+        g += _mixture_score(v, inverses, shift, constant, R, COMPONENTS, TOGETHER, AHEAD) + v
     tl.store(out + p, g, mask=ok)
 
 
@@ -137,12 +145,13 @@ def draw_start(z, start, seed, total, K: tl.constexpr, NZ: tl.constexpr, BL: tl.
 
 @triton.jit
 def posterior_update(
-    z, part, grad_f, seed, total, drift, size, bound, step,
-    K: tl.constexpr, NZ: tl.constexpr, SPLIT: tl.constexpr, BL: tl.constexpr, TAMED: tl.constexpr,
+    z, part, grad_f, seed, total, drift, size, limit, step,
+    K: tl.constexpr, NZ: tl.constexpr, SPLIT: tl.constexpr, BL: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
-    """z <- z + drift (sum of part + grad_f - z) + size e, in place: one Langevin step of a row from the generator's partial sums.
+    """z <- z + drift (sum of part + grad_f - z) + size e, in place: one Langevin step of a row.
 
-    Where TAMED the drift is no longer than `bound`, root mean square a coordinate.
+    `part` holds the partial sums of the generator's score.
+    Where LIMITED, the root mean square of the drift over the coordinates of a row is at most `limit`.
     """
     row, i = tl.program_id(0), tl.arange(0, BL)
     o, ok = row * NZ + i, i < NZ
@@ -151,7 +160,7 @@ def posterior_update(
         g += tl.load(part + q * total + o, mask=ok, other=0.0)
     v = tl.load(z + o, mask=ok, other=0.0)
     d = drift * (g - v)
-    if TAMED:
-        d *= bound / tl.maximum(tl.sqrt(tl.sum(d * d, 0) / NZ), bound)
+    if LIMITED:
+        d *= limit / tl.maximum(tl.sqrt(tl.sum(d * d, 0) / NZ), limit)
     e = tl.randn(tl.load(seed), row * ((K + 1) * NZ) + (step + 1) * NZ + i)
     tl.store(z + o, v + d + size * e, mask=ok)

@@ -1,9 +1,9 @@
 """Triton kernels of the image generators: forward, input gradient and weight gradient of transposed convolutions.
 
-Feature maps are NHWC, products accumulate in float32. A layer that doubles the map (4x4, stride 2, padding 1) splits into
-four phases: output pixel (2i + a, 2j + b) sees 2 x 2 input pixels and 2 x 2 taps. The kernels are implicit matrix products over
-pixels, with bias, LeakyReLU, its mask, tanh and the residual fused where they belong. Where cuDNN is faster it is called
-instead (see image.py).
+Feature maps are NHWC, and products accumulate in float32. A layer that doubles the map (4x4, stride 2, padding 1)
+splits into four phases: output pixel (2i + a, 2j + b) reads 2 x 2 input pixels and 2 x 2 taps. The kernels are
+implicit matrix products over pixels, with bias, LeakyReLU, its mask, tanh and the residual fused into them. Where
+cuDNN is faster it is called instead (see generator.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ import triton.language as tl
 @triton.jit
 def first_forward(
     z, w, bias, out, rows,
-    NZ: tl.constexpr, N: tl.constexpr, C: tl.constexpr, LEAK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    NZ: tl.constexpr, N: tl.constexpr, C: tl.constexpr, LEAK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, N] = lrelu(z[rows, NZ] @ w[NZ, N] + bias[n % C]): the first layer, on a 1x1 map, is a matrix product."""
+    """out[rows, N] = lrelu(z[rows, NZ] @ w[NZ, N] + bias[n % C]): the first layer, on a 1x1 map."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in tl.static_range(0, NZ, BK):
         k = k0 + tl.arange(0, BK)
-        a = tl.load(z + m[:, None] * NZ + k[None, :], mask=(m < rows)[:, None] & (k < NZ)[None, :], other=0.0).to(w.dtype.element_ty)
+        a = tl.load(z + m[:, None] * NZ + k[None, :], mask=(m < rows)[:, None] & (k < NZ)[None, :], other=0.0)
+        a = a.to(w.dtype.element_ty)
         b = tl.load(w + k[:, None] * N + n[None, :], mask=(k < NZ)[:, None] & (n < N)[None, :], other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
     acc += tl.load(bias + n % C, mask=n < N, other=0.0)[None, :]
     acc = tl.where(acc > 0, acc, acc * LEAK)
-    tl.store(out + m[:, None] * N + n[None, :], acc.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < N)[None, :])
+    ok = (m < rows)[:, None] & (n < N)[None, :]
+    tl.store(out + m[:, None] * N + n[None, :], acc.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -37,9 +40,10 @@ def first_backward(
     NZ: tl.constexpr, NZP: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, LEAK: tl.constexpr, MASK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """part[s, rows, NZ] = (lrelu'(h) g)[rows, chunk s of N] @ w[NZ, chunk s]^T: the long sum over N is split; whoever reads adds the parts.
+    """part[s, rows, NZ] = (lrelu'(h) g)[rows, chunk s of N] @ w[NZ, chunk s]^T.
 
-    MASK: g comes from a library's convolution and has not passed the activation yet.
+    The long sum over N is split, and the reader adds the parts. MASK: g comes from a convolution of cuDNN and has not
+    passed the activation yet.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     s = tl.program_id(1)
@@ -103,9 +107,9 @@ def up_backward(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, LEAK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, H, W, CI] = lrelu'(h) conv4x4s2p1(g[rows, 2H, 2W, CO], w): the gradient at the layer's pre-activated input.
+    """out[rows, H, W, CI] = lrelu'(h) conv4x4s2p1(g[rows, 2H, 2W, CO], w): the gradient before the input's activation.
 
-    w[ky, kx, CO, CI] is a turned copy: read as it lies for the forward pass it costs a quarter more time.
+    w[ky, kx, CO, CI] is a transposed copy: reading the forward pass's order instead takes a quarter more time.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = m < rows * H * W
@@ -137,8 +141,10 @@ def up_backward(
 
 
 @triton.jit
-def last_columns(h, w, out, pixels, CI: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """out[pixels, N] = h[pixels, CI] @ w[CI, N], N = taps x colours: what each input pixel gives to the output pixels under it."""
+def last_columns(
+    h, w, out, pixels, CI: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
+):
+    """out[pixels, N] = h[pixels, CI] @ w[CI, N], N = taps x colours: what input pixels add to the output pixels."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.arange(0, NP)
     acc = tl.zeros((BM, NP), tl.float32)
@@ -153,9 +159,10 @@ def last_columns(h, w, out, pixels, CI: tl.constexpr, N: tl.constexpr, NP: tl.co
 @triton.jit
 def last_fold(
     columns, bias, x, d, error, rows, scale,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, BYTES: tl.constexpr, BL: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr,
+    BYTES: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """x_hat = tanh(sum of the columns that meet in a pixel + bias); d[rows, S H, S W, C] = (x - x_hat)(1 - x_hat^2) scale;
+    """x_hat = tanh(sum of the columns under a pixel + bias); d[rows, S H, S W, C] = (x - x_hat)(1 - x_hat^2) scale;
     error[program] = sum (x - x_hat)^2. x is NCHW, uint8 where BYTES."""
     o = tl.program_id(0) * BL + tl.arange(0, BL)
     inside = o < rows * (S * H * S * W * C)
@@ -179,10 +186,13 @@ def last_fold(
 @triton.jit
 def last_backward(
     d, w, h, out, rows,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, KP: tl.constexpr, LEAK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr,
+    KP: tl.constexpr, LEAK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, H, W, CI] = lrelu'(h) conv(d, w) with stride S: taps and colours are one short sum, padded to KP; w[KP, CI] is a turned copy."""
+    """out[rows, H, W, CI] = lrelu'(h) conv(d, w) with stride S.
+
+    Taps and colours are one short sum, padded to KP, and w[KP, CI] is a transposed copy.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = m < rows * H * W
@@ -204,10 +214,10 @@ def last_backward(
 @triton.jit
 def last_weights(
     h, d, part, rows,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr, KP: tl.constexpr, STEPS: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, S: tl.constexpr, KS: tl.constexpr,
+    KP: tl.constexpr, STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """part[program, CI, KP] = sum over the program's STEPS blocks of pixels of h[pixel, CI] d[pixel's output under (tap, colour)]."""
+    """part[program, CI, KP] = the sum over STEPS blocks of pixels of h[pixel, CI] d[its output under (tap, colour)]."""
     ci = tl.program_id(1) * BM + tl.arange(0, BM)
     k = tl.arange(0, KP)
     tap, c = k // C, k % C
@@ -232,5 +242,6 @@ def column_sums(g, out, pixels, C: tl.constexpr, STEPS: tl.constexpr, BM: tl.con
     total = tl.zeros((BN,), tl.float32)
     for s in range(0, STEPS):
         m = (tl.program_id(0) * STEPS + s) * BM + tl.arange(0, BM)
-        total += tl.sum(tl.load(g + m[:, None] * C + n[None, :], mask=(m < pixels)[:, None] & (n < C)[None, :], other=0.0).to(tl.float32), 0)
+        v = tl.load(g + m[:, None] * C + n[None, :], mask=(m < pixels)[:, None] & (n < C)[None, :], other=0.0)
+        total += tl.sum(v.to(tl.float32), 0)
     tl.atomic_add(out + n, total, mask=n < C)

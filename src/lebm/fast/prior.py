@@ -3,132 +3,156 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from triton import cdiv
 
-from lebm.config import Chain
+from lebm.extensions.bases import MixtureBase, WhitenedGaussian
+from lebm.extensions.tempered_chain import TemperedChain
 from lebm.fast import chain_kernels as kernels
 from lebm.fast import tiles
-from lebm.prior import EnergyPrior, GaussianPrior
+from lebm.latent_ebm import LatentEBM
+from lebm.prior import EnergyNetwork, EnergyPrior, StandardNormal
+from lebm.sampler import Chain
+
+BASES = (StandardNormal, WhitenedGaussian, MixtureBase)  # exactly these: a subclass may have another density
+COUNTERS = 2**31  # the kernels count their random numbers in 32 bits
 
 
-def fits(prior: GaussianPrior) -> bool:
-    """Two hidden layers of LeakyReLU, width up to 256 and nz up to 128: the weights then stay in the multiprocessor's memory."""
-    if not isinstance(prior, EnergyPrior):
+def fits(prior: EnergyPrior) -> bool:
+    """Two hidden layers of LeakyReLU, width up to 256, nz up to 128: the weights then stay in shared memory."""
+    f = prior.energy
+    if type(prior) is not EnergyPrior or type(f) is not EnergyNetwork or type(prior.base) not in BASES:
         return False
-    c = prior.config
-    return c.depth == 2 and c.activation == "leaky_relu" and c.width <= 256 and prior.nz <= 128
+    return f.depth == 2 and f.activation == "leaky_relu" and f.width <= 256 and prior.nz <= 128
+
+
+def fits_chain(chain: Chain, rows: int, nz: int) -> bool:
+    """Whether the kernel can run this chain: all its steps are alike, and their random numbers can be counted."""
+    tempered = isinstance(chain, TemperedChain) and (chain.first_steps or chain.noise != 1 or chain.drift_limit)
+    return type(chain) in (Chain, TemperedChain) and not tempered and rows * (chain.steps + 1) * nz < COUNTERS
 
 
 class FastPrior:
-    """Working copies of an EnergyPrior's weights and the launches that use them.
+    """Working copies of the weights of an EnergyPrior, and the launches that use them.
 
-    Over a fitted p_0 the prior chain runs on u with the weights as they are; the score for posterior chains is one of z, so its first layer
-    whitens too, and so do the Gaussians of a mixture. Their matrices are kept in float16 beside weights in bfloat16: in tensor-core products it
-    is as exact as TF32, and half as much to read.
+    Over a whitening base the prior chain runs on u with the weights as they are. The score for posterior chains is
+    that of z, so its first layer whitens too, and so do the Gaussians of a mixture. Their matrices are in float16
+    beside weights in bfloat16: in products of tensor cores that is as exact as TF32, with half as much to read.
     """
 
     def __init__(self, prior: EnergyPrior, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.prior, self.nz, self.width, self.leak = prior, prior.nz, prior.config.width, prior.config.leak
+        self.prior, self.base, self.energy = prior, prior.base, cast(EnergyNetwork, prior.energy)
+        self.nz, self.width, self.leak = prior.nz, self.energy.width, self.energy.leak
         self.lean = tiles.room() < tiles.PRIOR_ROOM
-        one, two, three = prior.linear()
+        self.mixture = self.base.mixture if isinstance(self.base, MixtureBase) else None
+        one, two, three = self.energy.linear()
         self._masters = [one.weight, two.weight]
         self._work = [torch.empty_like(w, dtype=dtype) for w in self._masters]
         self._args = (self._work[0], one.bias, self._work[1], two.bias, three.weight)
         self._of_z: tuple[Tensor, ...] = self._args
-        if prior.fitted:
+        if isinstance(self.base, WhitenedGaussian):
             self._one, self._shift = torch.empty_like(self._work[0]), torch.empty_like(one.bias)
             self._of_z = (self._one, self._shift, *self._args[2:])
-            self._rest, self._pull = torch.empty_like(prior.root), torch.empty_like(prior.mean)  # I - S^-1 and S^-1 m
-        m = prior.mixture
-        self._parts = 0 if m is None else m.parts
-        self._of_u: tuple[Tensor, ...] = (one.bias,) * 3  # without a mixture: never read
+            self._rest, self._pull = (
+                torch.empty_like(self.base.root),
+                torch.empty_like(self.base.mean),
+            )  # I - S^-1, S^-1 m
+        self._components = 0
+        self._of_u: tuple[Tensor, ...] = (one.bias,) * 3  # without a mixture they are never read
         self._whitened: tuple[Tensor, ...] = self._of_u
-        if m is not None:
-            device, dtype = one.weight.device, torch.float16 if dtype == torch.bfloat16 else dtype
-            self._parts = cdiv(m.parts, self._groups[0]) * self._groups[0]  # those beyond m.parts weigh nothing
-            blocks = torch.zeros(2, self._parts, 128, 128, dtype=dtype, device=device)
-            shifts, constant = torch.zeros(2, self._parts, 128, device=device), torch.full((self._parts,), -1e30, device=device)
-            self._of_u, self._whitened = (blocks[0], shifts[0], constant), (blocks[1], shifts[1], constant)
+        if self.mixture is not None:
+            self._make_room(self.mixture.components, one.weight.device, dtype)
         self.refresh()
+
+    def _make_room(self, components: int, device: torch.device, dtype: torch.dtype) -> None:
+        """For the Gaussians, in whole groups: those beyond `components` have no weight."""
+        self._components = k = cdiv(components, self._groups[0]) * self._groups[0]
+        half = torch.float16 if dtype == torch.bfloat16 else dtype
+        blocks = torch.zeros(2, k, 128, 128, dtype=half, device=device)
+        shifts, constant = torch.zeros(2, k, 128, device=device), torch.full((k,), -1e30, device=device)
+        self._of_u, self._whitened = (blocks[0], shifts[0], constant), (blocks[1], shifts[1], constant)
 
     @property
     def _groups(self) -> tuple[int, int]:
         return tiles.MIXTURE_LEAN if self.lean else tiles.MIXTURE
 
     @torch.no_grad()
-    def refresh(self, beside: AbstractContextManager[Any] | None = None) -> None:
-        """Working copies of the weights. Those that only the score for posterior chains reads are made `beside`, on another stream."""
+    def refresh(self, stream: AbstractContextManager[Any] | None = None) -> None:
+        """New working copies of the weights. Those that only posterior chains read are made on `stream`."""
         torch._foreach_copy_(self._work, self._masters)
-        p, m = self.prior, self.prior.mixture
+        m, base = self.mixture, self.base
         if m is not None:
-            self._keep(self._of_u, m.inverses, m.shift)
-            self._of_u[2][: m.parts].copy_(m.constant)
-        if p.fitted:
-            with beside or nullcontext():
-                one = p.linear()[0]
-                first = one.weight @ p.inverse
-                self._one.copy_(first)
-                torch.addmv(one.bias, first, p.mean, alpha=-1, out=self._shift)
-                if m is not None:
-                    inverses = m.inverses @ p.inverse
-                    self._keep(self._whitened, inverses, inverses @ p.mean + m.shift)
-                else:
-                    precision = p.inverse.T @ p.inverse
-                    torch.mv(precision, p.mean, out=self._pull)
-                    self._rest.copy_(precision.neg_()).diagonal().add_(1)
+            self._copy(self._of_u, m.inverses, m.shift)
+            self._of_u[2][: m.components].copy_(m.constant)
+        if not isinstance(base, WhitenedGaussian):
+            return
+        with stream or nullcontext():
+            one = self.energy.linear()[0]
+            first = one.weight @ base.inverse
+            self._one.copy_(first)
+            torch.addmv(one.bias, first, base.mean, alpha=-1, out=self._shift)
+            if m is not None:
+                inverses = m.inverses @ base.inverse
+                self._copy(self._whitened, inverses, inverses @ base.mean + m.shift)
+            else:
+                precision = base.inverse.T @ base.inverse
+                torch.mv(precision, base.mean, out=self._pull)
+                self._rest.copy_(precision.neg_()).diagonal().add_(1)
 
-    def _keep(self, kept: tuple[Tensor, ...], inverses: Tensor, shift: Tensor) -> None:
-        kept[0][: len(shift), : self.nz, : self.nz].copy_(inverses)
-        kept[1][: len(shift), : self.nz].copy_(shift)
+    def _copy(self, target: tuple[Tensor, ...], inverses: Tensor, shift: Tensor) -> None:
+        target[0][: len(shift), : self.nz, : self.nz].copy_(inverses)
+        target[1][: len(shift), : self.nz].copy_(shift)
 
-    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
-        """Fill start with draws of p_0, where it is `fresh`, and out with the chain's end, on every row."""
-        rows, s, r, prior = len(out), chain.step_size, tiles.PRIOR_ROWS, self.prior
-        if fresh and self._parts:  # a Gaussian of the mixture is chosen first
-            kernels.draw_start[(cdiv(out.numel(), 128),)](out, start, seed, out.numel(), chain.steps, self.nz, 128)
-            u = prior.place_white(start)
-            prior.coloured(u, out=start)
-            fresh = False
+    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, from_noise: bool = True) -> None:
+        """Fill `out` with the ends of the chains, and `start` with draws of the base where they begin `from_noise`."""
+        rows, s, r, base = len(out), chain.step_size, tiles.PRIOR_ROWS, self.base
+        whitens = base.root is not None
+        if from_noise and self._components:  # a Gaussian of the mixture is chosen first
+            total = out.numel()
+            kernels.draw_start[(cdiv(total, 128),)](out, start, seed, total, chain.steps, self.nz, 128)
+            u = base.transform(start)
+            base.unwhiten(u, out=start)
+            from_noise = False
         else:
-            u = start if fresh or not prior.fitted else prior.white(start)
-        end = torch.empty_like(out) if prior.fitted else out  # in u
+            u = start if from_noise or not whitens else base.whiten(start)
+        end = torch.empty_like(out) if whitens else out  # as u
         kernels.prior_chain[(cdiv(rows, r),)](
-            end, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, r, fresh, self._parts,
-            self.lean, *self._groups, num_warps=tiles.PRIOR_WARPS, num_stages=1,
-        )  # fmt: skip
-        if prior.fitted:
-            prior.coloured(end, out=out)
-            if fresh:
-                start.copy_(prior.coloured(start))
-
-    def grad_f(self, z: Tensor, out: Tensor) -> None:
-        """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the chain's update adds by itself."""
-        r = tiles.PRIOR_ROWS
-        kernels.energy_score[(cdiv(len(z), r),)](
-            z, out, *self._of_z, *self._whitened, len(z), 0, self.nz, self.width, self.leak, r, self._parts, self.lean, *self._groups,
+            end, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width,
+            self.leak, r, from_noise, self._components, self.lean, *self._groups,
             num_warps=tiles.PRIOR_WARPS, num_stages=1,
         )  # fmt: skip
-        if self.prior.fitted and not self._parts:
+        if whitens:
+            base.unwhiten(end, out=out)
+            if from_noise:
+                start.copy_(base.unwhiten(start))
+
+    def grad_f(self, z: Tensor, out: Tensor) -> None:
+        """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the update of the chain adds by itself."""
+        r = tiles.PRIOR_ROWS
+        kernels.energy_score[(cdiv(len(z), r),)](
+            z, out, *self._of_z, *self._whitened, len(z), 0, self.nz, self.width, self.leak, r, self._components,
+            self.lean, *self._groups, num_warps=tiles.PRIOR_WARPS, num_stages=1,
+        )  # fmt: skip
+        if self.base.root is not None and not self._components:
             out.add_(torch.addmm(self._pull, z, self._rest))
 
 
 class PlainPrior:
-    """The same two calls for every other prior, by its closed form in PyTorch: captured, but a launch an operation."""
+    """The same two calls for every other prior, by its closed form in PyTorch."""
 
-    def __init__(self, prior: GaussianPrior, rng: torch.Generator) -> None:
-        self.prior, self.rng = prior, rng
+    def __init__(self, method: LatentEBM, rng: torch.Generator) -> None:
+        self.method, self.rng = method, rng
 
-    def refresh(self, beside: AbstractContextManager[Any] | None = None) -> None:
+    def refresh(self, stream: AbstractContextManager[Any] | None = None) -> None:
         pass
 
-    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, fresh: bool = True) -> None:
-        if fresh:
-            start.copy_(self.prior.place(self.prior.draw_base(len(out), self.rng)))
-        out.copy_(self.prior.walk(start, chain, self.rng))
+    def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, from_noise: bool = True) -> None:
+        if from_noise:
+            start.copy_(self.method.prior.base.draw(len(out), self.rng))
+        out.copy_(self.method.run_prior_chain(start, chain, self.rng))
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
-        torch.add(self.prior.score(z), z, out=out)
+        torch.add(self.method.prior.score(z), z, out=out)

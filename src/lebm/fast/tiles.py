@@ -1,4 +1,4 @@
-"""Block sizes of the kernels, and where cuDNN is called instead, by the shape of the product: measured on an H200."""
+"""Block sizes of the kernels by the shape of the product, and where cuDNN is called instead: measured on an H200."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ def pad(n: int, least: int = 16) -> int:
 
 @functools.cache
 def room() -> int:
-    """Bytes of shared memory that a program may take on this GPU: 227 KiB on those of 2022, 163 on an A100, 99 on most others. The
-    interpreter has no limit."""
-    return driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"] if torch.cuda.is_available() else 1 << 30
+    """Bytes of shared memory that a program may take on this GPU.
+
+    They are 227 KiB on an H100, 163 on an A100 and 99 on most others. Triton's interpreter has no limit.
+    """
+    if not torch.cuda.is_available():
+        return 1 << 30
+    return driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
 
 
 def stages(tile: Tile) -> int:
-    """Of its stages as many as fit, at two bytes a number."""
+    """As many of its stages as fit into shared memory, at two bytes a number."""
     return max(1, min(tile.stages, room() // (2 * tile.k * (tile.m + tile.n))))
 
 
@@ -40,7 +44,7 @@ def _fit(tile: Tile, m: int, n: int, k: int) -> Tile:
 
 
 def up_forward(pixels: int, ci: int, co: int) -> Tile:
-    if co >= 256:  # wide blocks read each input pixel once; small maps need more of them to fill the chip
+    if co >= 256:  # Wide blocks read each input pixel once, but small maps need more blocks to fill the chip.
         tile = Tile(128, 256, 64, 8, 3) if pixels * co >= 2**19 else Tile(64, 256, 64, 4, 3)
     else:
         tile = Tile(128, 128, 64, 4, 3) if pixels < 20_000 else Tile(128, 128, 64, 8, 3)
@@ -53,8 +57,11 @@ def up_backward(pixels: int, ci: int, co: int) -> Tile:
 
 
 def up_backward_by_cudnn(index: int, pixels: int, ci: int, co: int) -> bool:
-    """cuDNN's convolution is faster than ours, but its activation mask is a pass of its own, except before the first layer,
-    whose product takes the mask along: so there, and where the arithmetic outweighs the pass."""
+    """cuDNN's convolution is faster than ours, but the activation mask then takes a further pass.
+
+    Before the first layer it does not, for the product there applies it. So cuDNN is called there, and where the
+    arithmetic outweighs the pass.
+    """
     return index == 0 or pixels * ci * co >= 2**31
 
 
@@ -89,5 +96,5 @@ def column_sums(pixels: int, c: int) -> tuple[Tile, int]:
 
 FOLD_BLOCK = 512
 PRIOR_ROWS, PRIOR_WARPS = 16, 8
-PRIOR_ROOM = 213_000  # of shared memory, for an energy whose weights stay there; with less they are read twice
-MIXTURE, MIXTURE_LEAN = (4, 2), (1, 3)  # Gaussians in one product, and such groups under way at once; where there is less shared memory
+PRIOR_ROOM = 213_000  # bytes of shared memory in which the energy's weights can stay; with less they are read twice
+MIXTURE, MIXTURE_LEAN = (4, 2), (1, 3)  # Gaussians in one product, groups at once; the same with less memory

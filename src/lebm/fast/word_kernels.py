@@ -7,13 +7,18 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax_minus_word(table, bias, words, out, N: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, GRADIENT: tl.constexpr):
-    """Row r of logits table[r, :N] + bias -> out[r] = log softmax at words[r], and the row becomes softmax - (the word); both 0 where words[r] < 0."""
+def softmax_minus_word(
+    table, bias, words, out, N: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, GRADIENT: tl.constexpr
+):
+    """Row r of logits table[r, :N] + bias -> out[r] = log softmax at words[r]; the row becomes softmax - (the word).
+
+    Both are 0 where words[r] < 0.
+    """
     r = tl.program_id(0).to(tl.int64)
     word = tl.load(words + r)
     row, lane = table + r * STRIDE, tl.arange(0, BLOCK)
     real = word >= 0
-    # before the sums below, which all threads wait for: later another thread may have written there
+    # This comes before the sums below, for which all threads wait: later another thread may have overwritten it.
     chosen = tl.load(row + word, mask=real, other=0.0).to(tl.float32) + tl.load(bias + word, mask=real, other=0.0)
     most, total = tl.full((BLOCK,), -1e30, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for c in range(0, N, BLOCK):

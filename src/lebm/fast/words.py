@@ -1,8 +1,8 @@
 """log p of words under a softmax over the vocabulary, without a float32 table of words x vocabulary.
 
-The logits are made once, in bf16 and with rows of whole tiles, which the matrix units want. One kernel reads a row, keeps the word's
-log probability, and writes the softmax minus the word in the row's place: the gradient, short of a factor a row. Nothing else of that size
-is ever made.
+The logits are computed once, in bfloat16 and with rows of whole tiles, which the matrix units want. One kernel reads a
+row, writes the word's log probability, and puts the softmax minus the word in place of the row: the gradient, up to a
+factor for each row. Nothing else of that size is ever made.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ TILE = 128
 
 class _LogWords(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor, words: Tensor, dtype: torch.dtype, gradient: bool) -> Tensor:
+    def forward(
+        ctx: Any, h: Tensor, weight: Tensor, bias: Tensor, words: Tensor, dtype: torch.dtype, gradient: bool
+    ) -> Tensor:
         n = len(weight)
         stride = -(-n // TILE) * TILE
         states, w = h.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, stride - n))
         table = states @ w.T
         out = torch.empty(len(h), dtype=torch.float32, device=h.device)
-        kernels.softmax_minus_word[(len(h),)](table, bias.float().contiguous(), words.contiguous(), out, n, stride, 1024, gradient)
+        kernels.softmax_minus_word[(len(h),)](
+            table, bias.float().contiguous(), words.contiguous(), out, n, stride, 1024, gradient
+        )
         ctx.save_for_backward(*((table, w, h) if gradient else ()))
         ctx.n = n
         return out
@@ -34,7 +38,7 @@ class _LogWords(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         table, w, h = ctx.saved_tensors
-        g = -grads[0].unsqueeze(1)  # of each row: what stands in the table is the gradient of -log p
+        g = -grads[0].unsqueeze(1)  # of each row: the table holds the gradient of -log p
         to_h, to_weight, to_bias = ctx.needs_input_grad[:3]
         dh = (table @ w).to(h.dtype) * g if to_h else None
         dw = (table.T @ (h * g).to(table.dtype))[: ctx.n].to(h.dtype) if to_weight else None
@@ -43,7 +47,7 @@ class _LogWords(torch.autograd.Function):
 
 
 def log_words(h: Tensor, weight: Tensor, bias: Tensor, words: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """log softmax(weight h + bias) at `words`, a number a row of h; 0 where the word is negative. The table is kept in `dtype`."""
+    """log softmax(weight h + bias) at `words`, one number a row of h; 0 where the word is negative."""
     gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (h, weight, bias))
-    found: Tensor = _LogWords.apply(h, weight, bias, words, dtype, gradient)
-    return found
+    log_p: Tensor = _LogWords.apply(h, weight, bias, words, dtype, gradient)
+    return log_p

@@ -1,17 +1,18 @@
-"""p_beta(x|z). A generator has `log_prob(x, z)` and `decode(z)`.
+"""Generators p_beta(x|z) by kind. A new kind is one file with a Generator and one line below."""
 
-`score(x, z)` and `as_input(x)` are optional, and so are `facts()` and `take(facts)`: what it must know of the data to read and
-show rows (a vocabulary, the names of columns), as plain JSON. Data sets give it (Splits.facts) and models carry it.
-"""
-
-from collections.abc import Callable
-
-from torch import nn
-
-from lebm.generators.image import ImageGenerator
+from lebm.generators.base import Generator, WrappedGenerator, as_generator
+from lebm.generators.images import ImageGenerator
 from lebm.generators.table import TableGenerator
 from lebm.generators.text import TextGenerator
 
-GENERATORS: dict[str, Callable[..., nn.Module]] = {"image": ImageGenerator, "text": TextGenerator, "table": TableGenerator}
+GENERATORS: dict[str, type[Generator]] = {"image": ImageGenerator, "text": TextGenerator, "table": TableGenerator}
 
-__all__ = ["GENERATORS", "ImageGenerator", "TableGenerator", "TextGenerator"]
+__all__ = [
+    "GENERATORS",
+    "Generator",
+    "ImageGenerator",
+    "TableGenerator",
+    "TextGenerator",
+    "WrappedGenerator",
+    "as_generator",
+]

@@ -5,8 +5,7 @@ x is a batch of sentences as numbers, (n, T) with padding (lebm.words); log p(x|
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,17 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lebm.config import TextGenerator as Config
-from lebm.errors import DataError
-from lebm.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths, log_probs
+from lebm.core.errors import DataError
+from lebm.core.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths, log_probs
+from lebm.generators.base import Generator
 
-LogWords = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # states, weight, bias, words (negative: padding) -> log p, a number a state
+LogWords = Callable[
+    [Tensor, Tensor, Tensor, Tensor], Tensor
+]  # states, weight, bias, words (negative: padding) -> log p, a number a state
 PIECE = 1 << 27  # numbers in a table of words x vocabulary at once: half a gigabyte
 
 
 @dataclass(frozen=True)
 class Masks:
-    """What dropout leaves out, for one learning step."""
+    """What dropout leaves out of one learning iteration."""
 
     words: Tensor  # (n, T), True: the LSTM reads <unk> instead
     inputs: Tensor  # (n, T, embedding), 0 or 1 / (1 - p)
@@ -35,91 +36,119 @@ class Masks:
         return Masks(self.words[part], self.inputs[part], self.states[part])
 
 
-class TextGenerator(nn.Module):
-    """p(x|z) = prod over t of p(x_t | x_<t, z)."""
+class TextGenerator(Generator):
+    """p(x|z) = prod over t of p(x_t | x_<t, z), by a one-layer LSTM."""
 
-    autoregressive = True  # it could do without z: training watches for that
+    modality = "text"
+    autoregressive = True  # it could do without z, and training watches for that
 
-    def __init__(self, nz: int, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        nz: int,
+        vocabulary: int = 10_003,
+        length: int = 200,
+        embedding: int = 128,
+        hidden: int = 512,
+        dropout: float = 0.0,
+        word_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        config = config or Config()
-        self.config, self.nz = config, nz
-        self.embed = nn.Embedding(config.vocabulary, config.embedding)
-        self.lstm = nn.LSTM(config.embedding + nz, config.hidden, batch_first=True)
-        self.start = nn.Linear(nz, 2 * config.hidden)  # z -> the first state and cell
-        self.out = nn.Linear(config.hidden, config.vocabulary)
+        self.nz, self.capacity, self.length = nz, vocabulary, length
+        self.dropout, self.word_dropout = dropout, word_dropout
+        self.embed = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding + nz, hidden, batch_first=True)
+        self.start = nn.Linear(nz, 2 * hidden)  # z -> the first state and cell
+        self.out = nn.Linear(hidden, vocabulary)
         for p in self.parameters():
             nn.init.uniform_(p, -0.1, 0.1)
         self.vocabulary: Vocabulary | None = None
-        self._masks: Masks | None = None
-        self._log_words: LogWords | None = None
+        self.log_words: LogWords | None = None  # an engine's faster log softmax at words, where one is installed
 
-    # --- the vocabulary ------------------------------------------------------------------------------------------------
+    # --- the vocabulary -------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Words that are in use; the tables may have room for more."""
-        return len(self.vocabulary) if self.vocabulary is not None else self.config.vocabulary
+        """The number of words in use; the tables may have room for more."""
+        return len(self.vocabulary) if self.vocabulary is not None else self.capacity
 
     def facts(self) -> dict[str, Any]:
         return {"vocabulary": self.vocabulary.words} if self.vocabulary is not None else {}
 
-    def take(self, facts: dict[str, Any]) -> None:
-        found = checked(facts.get("vocabulary"), self.config.vocabulary)
-        if self.vocabulary is not None and found.words != self.vocabulary.words:
-            raise DataError(f"the text has another vocabulary ({len(found)} words) than the model ({self.size}); give the text it learned from")
-        self.vocabulary = found
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        new = checked(facts.get("vocabulary"), self.capacity)
+        if self.vocabulary is not None and new.words != self.vocabulary.words:
+            raise DataError(
+                f"the text has another vocabulary ({len(new)} words) than the model ({self.size}); give the text it "
+                "learned from"
+            )
+        self.vocabulary = new
 
     def words(self) -> Vocabulary:
         if self.vocabulary is None:
             raise DataError("the model has no vocabulary yet; train it on a text, or load one that was")
         return self.vocabulary
 
-    def as_input(self, x: np.ndarray | Tensor | Sequence[str]) -> Tensor:
-        """Sentences, or rows of numbers from this model's vocabulary."""
+    def as_input(self, x: Any) -> Tensor:
+        """A list of sentences, or rows of word numbers from this model's vocabulary."""
+        if not isinstance(x, np.ndarray | Tensor | list | tuple):
+            raise DataError(f"the input is a {type(x).__name__}; give a list of sentences, or an array of word numbers")
+        if len(x) == 0:
+            raise DataError("the input has no rows; give at least one")
         if not isinstance(x, np.ndarray | Tensor):
             if any(not isinstance(s, str) for s in x):
-                raise DataError("the input holds something that is no text; give sentences, or an array of words' numbers")
+                raise DataError(
+                    "the input holds something that is no text; give sentences, or an array of words' numbers"
+                )
             for i, s in enumerate(x):
                 if not s.split():
                     raise DataError(f"sentence {i} has no words; give at least one")
-            return self.words().rows(x, self.config.length)
+            return self.words().rows(x, self.length)
         t = torch.as_tensor(x)
         if t.ndim != 2 or t.is_floating_point() or t.dtype == torch.bool:
-            raise DataError(f"the input has shape {tuple(t.shape)} and type {t.dtype}; give sentences, or whole numbers of shape (n, words)")
+            raise DataError(
+                f"the input has shape {tuple(t.shape)} and type {t.dtype}; give sentences, or whole numbers of shape "
+                "(n, words)"
+            )
         if t.numel() and not 0 <= int(t.min()) <= int(t.max()) < self.size:
-            raise DataError(f"the input holds numbers from {int(t.min())} to {int(t.max())}; the vocabulary has {self.size} words")
+            raise DataError(
+                f"the input holds numbers from {int(t.min())} to {int(t.max())}; the vocabulary has {self.size} words"
+            )
         ends = (t == END).sum(1) == 1
-        padded = ((t == PAD).int().diff(dim=1) >= 0).all(1) & (t.gather(1, lengths(t).clamp_min(1).sub(1).unsqueeze(1)).squeeze(1) == END)
+        padded = ((t == PAD).int().diff(dim=1) >= 0).all(1) & (
+            t.gather(1, lengths(t).clamp_min(1).sub(1).unsqueeze(1)).squeeze(1) == END
+        )
         if not bool((ends & padded).all()):
             row = int((~(ends & padded)).nonzero()[0])
-            raise DataError(f"row {row} of the input is no sentence: words, then </s> ({END}) once, then padding ({PAD})")
+            raise DataError(
+                f"row {row} of the input is no sentence: words, then </s> ({END}) once, then padding ({PAD})"
+            )
         return t
 
-    # --- log p(x|z) ------------------------------------------------------------------------------------------------------
+    # --- log p(x|z) -----------------------------------------------------------------------------------------------
 
-    def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x|z) in nats, a number a row. Inside `held`, with what it leaves out."""
+    def log_prob(self, x: Tensor, z: Tensor, masks: Masks | None = None) -> Tensor:
+        """log p(x|z) in nats, one number a row; with `masks`, of what dropout has left."""
         if torch.is_grad_enabled() or x.numel() * self.size <= PIECE:
-            return self._log_prob(x, z, self._masks)
-        return torch.cat([self._log_prob(x[p], z[p], m) for p, m in self._pieces(x)])
+            return self._log_prob(x, z, masks)
+        return torch.cat([self._log_prob(x[p], z[p], m) for p, m in self._pieces(x, masks)])
 
-    def score(self, x: Tensor, z: Tensor) -> Tensor:
-        """grad_z log p(x|z), in pieces small enough for memory."""
+    def score(self, x: Tensor, z: Tensor, masks: Masks | None = None) -> Tensor:
+        """The gradient of log p(x|z) in z, in pieces small enough for memory."""
         out = []
         with torch.enable_grad():
-            for p, masks in self._pieces(x):
+            for p, part_masks in self._pieces(x, masks):
                 part = z[p].detach().requires_grad_()
-                out.append(torch.autograd.grad(self._log_prob(x[p], part, masks, learns=False).sum(), part)[0])
+                log_px = self._log_prob(x[p], part, part_masks, table_learns=False)
+                out.append(torch.autograd.grad(log_px.sum(), part)[0])
         return torch.cat(out)
 
-    def _pieces(self, x: Tensor) -> Iterator[tuple[slice, Masks | None]]:
+    def _pieces(self, x: Tensor, masks: Masks | None) -> Iterator[tuple[slice, Masks | None]]:
         rows = max(1, PIECE // (x.shape[1] * self.size))
         for i in range(0, len(x), rows):
             part = slice(i, i + rows)
-            yield part, self._masks.rows(part) if self._masks is not None else None
+            yield part, masks.rows(part) if masks is not None else None
 
-    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None, learns: bool = True) -> Tensor:
+    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None, table_learns: bool = True) -> Tensor:
         x = x.long()
         read = F.pad(x[:, :-1], (1, 0), value=START)
         if masks is not None:
@@ -130,19 +159,43 @@ class TextGenerator(nn.Module):
         h, _ = self._run(e, z, self._first(z))
         if masks is not None:
             h = h * masks.states
-        if self._log_words is not None:
+        if self.log_words is not None:
             weight, bias = self._table()
-            if not learns:  # their gradients cost as much as that of z
+            if not table_learns:  # their gradients would cost as much as that of z
                 weight, bias = weight.detach(), bias.detach()
-            return self._log_words(h.flatten(0, 1), weight, bias, x.flatten() - END).view(x.shape).sum(1)
+            return self.log_words(h.flatten(0, 1), weight, bias, x.flatten() - END).view(x.shape).sum(1)
         return log_probs(self._logits, h, x)
+
+    def draw_masks(self, x: Tensor, rng: torch.Generator) -> Masks | None:
+        """What dropout leaves out of one learning iteration."""
+        if not (self.dropout or self.word_dropout):
+            return None
+        words = torch.rand(x.shape, generator=rng, device=x.device) < self.word_dropout
+        words[:, 0] = False  # <s> is always read as it is
+
+        def keep(units: int) -> Tensor:
+            uniform = torch.rand(*x.shape, units, generator=rng, device=x.device)
+            return (uniform >= self.dropout).to(self.out.weight.dtype) / (1 - self.dropout)
+
+        return Masks(words, keep(self.embed.embedding_dim), keep(self.lstm.hidden_size))
+
+    @torch.no_grad()
+    def scalars(self, x: Tensor, z: Tensor) -> dict[str, Tensor]:
+        """Nats a word, and what the likelihood loses when sentences exchange their z with a neighbour: does z matter at
+        all?"""
+        if len(x) < 2:
+            return {}
+        matching, other = (self.log_prob(x, each).double().mean() for each in (z, z.roll(1, 0)))
+        words = (x != PAD).sum() / len(x)
+        return {"nll_word": -matching / words, "z_gain": matching - other, "z_share": (matching - other) / other.abs()}
 
     def _first(self, z: Tensor) -> tuple[Tensor, Tensor]:
         h, c = self.start(z).chunk(2, -1)
         return h.unsqueeze(0).contiguous(), c.unsqueeze(0).contiguous()
 
     def _run(self, e: Tensor, z: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The LSTM over embeddings (n, T, embedding). Always in the mode of training: cuDNN has no gradients in the other."""
+        """The LSTM over embeddings (n, T, embedding). Always in the mode of training: cuDNN has no gradients in the
+        other."""
         inputs = torch.cat([e, z.to(e.dtype).unsqueeze(1).expand(-1, e.shape[1], -1)], -1)
         weights = cast(list[Tensor], self.lstm._flat_weights)
         h, a, b = torch.lstm(inputs, state, weights, True, 1, 0.0, True, False, True)
@@ -155,42 +208,35 @@ class TextGenerator(nn.Module):
     def _table(self) -> tuple[Tensor, Tensor]:
         return self.out.weight[END : self.size], self.out.bias[END : self.size]
 
-    @contextmanager
-    def working(self, log_words: LogWords | None) -> Iterator[None]:
-        """Inside, log softmax of states at words is another's: most of the arithmetic, and an engine may do it sooner."""
-        self._log_words = log_words
-        try:
-            yield
-        finally:
-            self._log_words = None
-
-    @contextmanager
-    def held(self, x: Tensor, rng: torch.Generator) -> Iterator[None]:
-        """Draw what dropout leaves out, once: inside, a chain's target stays what it is from step to step."""
-        c = self.config
-        if not (c.dropout or c.word_dropout):
-            yield
-            return
-        uniform = lambda n: torch.rand(*x.shape, n, generator=rng, device=x.device)  # noqa: E731
-        words = torch.rand(x.shape, generator=rng, device=x.device) < c.word_dropout
-        words[:, 0] = False  # <s> is read as it is
-        keep = lambda n: (uniform(n) >= c.dropout).to(self.out.weight.dtype) / (1 - c.dropout)  # noqa: E731
-        self._masks = Masks(words, keep(c.embedding), keep(c.hidden))
-        try:
-            yield
-        finally:
-            self._masks = None
-
-    # --- sentences from z --------------------------------------------------------------------------------------------------
+    # --- sentences from z -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def decode(self, z: Tensor, u: Tensor | None = None, temperature: float = 1.0, top_p: float = 1.0, beam: int = 0) -> Tensor:
-        """Rows of words' numbers (n, length + 1). Greedy; or sampled, where u (steps, n) are uniform numbers that choose the words; or
-        the best that a beam of so many finds."""
+    def sample(
+        self,
+        z: Tensor,
+        rng: torch.Generator,
+        rows: int = 0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        beam: int = 0,
+    ) -> Tensor:
+        """Each word drawn from p(word | words before, z): a draw of p(x|z) at temperature 1 and top_p 1. With a beam,
+        the best it finds."""
+        if beam:
+            return self.decode(z, beam=beam)
+        u = torch.rand(self.length + 1, max(rows, len(z)), generator=rng, device=z.device)
+        return self.decode(z, u[:, : len(z)], temperature, top_p)
+
+    @torch.no_grad()
+    def decode(
+        self, z: Tensor, u: Tensor | None = None, temperature: float = 1.0, top_p: float = 1.0, beam: int = 0
+    ) -> Tensor:
+        """Rows of word numbers, (n, length + 1). Greedy; or sampled, where u (steps, n) are uniform numbers that choose
+        the words; or the best sentence that a beam of that width finds."""
         check_decoding(temperature, top_p, beam)
         if beam > 1:
             return torch.cat([self._beam(row, beam) for row in z.split(1)])
-        steps, state = self.config.length + 1, self._first(z)
+        steps, state = self.length + 1, self._first(z)
         out = torch.full((len(z), steps), PAD, dtype=torch.int64, device=z.device)
         word = torch.full((len(z),), START, dtype=torch.int64, device=z.device)
         open_ = torch.ones(len(z), dtype=torch.bool, device=z.device)
@@ -211,17 +257,17 @@ class TextGenerator(nn.Module):
 
     def _beam(self, z: Tensor, width: int) -> Tensor:
         """The likeliest finished sentence among `width` kept at every length."""
-        steps = self.config.length + 1
+        steps = self.length + 1
         score, words = torch.zeros(1, device=z.device), torch.empty(1, 0, dtype=torch.int64, device=z.device)
         state, last = self._first(z), torch.full((1,), START, dtype=torch.int64, device=z.device)
-        best, found = -torch.inf, words
+        best, best_words = -torch.inf, words
         for t in range(steps):
             logits, state = self._next(last, z.expand(len(last), -1), state)
             total = score.unsqueeze(1) + logits.log_softmax(-1)
             ended = total[:, 0]
             if float(ended.max()) > best:
                 i = int(ended.argmax())
-                best, found = float(ended[i]), F.pad(words[i], (0, 1), value=END)
+                best, best_words = float(ended[i]), F.pad(words[i], (0, 1), value=END)
             total[:, 0] = -torch.inf
             score, flat = total.flatten().topk(min(width, total.numel() - len(total)))
             if float(score[0]) <= best or t == steps - 1:  # longer ones are only less likely
@@ -229,7 +275,7 @@ class TextGenerator(nn.Module):
             row, last = flat // total.shape[1], END + flat % total.shape[1]
             words = torch.cat([words[row], last.unsqueeze(1)], 1)
             state = (state[0][:, row].contiguous(), state[1][:, row].contiguous())
-        return F.pad(found, (0, steps - len(found)), value=PAD).unsqueeze(0)
+        return F.pad(best_words, (0, steps - len(best_words)), value=PAD).unsqueeze(0)
 
     def to_text(self, rows: Tensor) -> list[str]:
         return self.words().sentences(rows)
@@ -239,13 +285,20 @@ class TextGenerator(nn.Module):
         return x[:, : max(1, int(lengths(x).max()))]
 
     def flops(self, rows: int) -> float:
-        """Multiply-adds, times two, of one forward pass, for a word a row."""
-        c = self.config
-        return 2.0 * rows * (4 * c.hidden * (c.embedding + self.nz + c.hidden) + c.hidden * self.size)
+        """Multiply-adds, times two, of one forward pass, for one word a row."""
+        hidden, embedding = self.lstm.hidden_size, self.embed.embedding_dim
+        return 2.0 * rows * (4 * hidden * (embedding + self.nz + hidden) + hidden * self.size)
+
+    def make_encoder(self, nz: int, width: int, depth: int) -> nn.Module:
+        """Two recurrent networks of `width` units, one from either end of the sentence."""
+        from lebm.generators.encoders import TextNet
+
+        return TextNet(self.capacity, self.embed.embedding_dim, nz, width)
 
 
 def choose(logits: Tensor, u: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """What lies at u, in [0, 1), of the cumulative distribution; top_p < 1 keeps only the likeliest that have this mass together."""
+    """What lies at u, in [0, 1), of the cumulative distribution; top_p < 1 keeps only the likeliest that have this mass
+    together."""
     p = (logits / temperature).softmax(-1).double()
     order = None
     if top_p < 1:
@@ -258,7 +311,9 @@ def choose(logits: Tensor, u: Tensor, temperature: float = 1.0, top_p: float = 1
 
 def check_decoding(temperature: float, top_p: float, beam: int) -> None:
     if not temperature > 0:
-        raise DataError(f"the temperature is {temperature}; it must be above 0 (greedy decoding takes the likeliest word)")
+        raise DataError(
+            f"the temperature is {temperature}; it must be above 0 (greedy decoding takes the likeliest word)"
+        )
     if not 0 < top_p <= 1:
         raise DataError(f"top_p is {top_p}; it must be above 0 and at most 1")
     if not 0 <= beam <= 100:

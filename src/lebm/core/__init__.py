@@ -1,0 +1,1 @@
+"""Leaves that every other module may use."""

@@ -1,0 +1,110 @@
+"""Sections of the configuration: the base classes, and how single values are read from YAML and the command line.
+
+They lie below all other rooms, so that a method or a generator may have its section in its own file.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Strict
+
+Rule = tuple[bool, str, Any, str]  # whether it holds, the dotted key, its value, and what the value must be
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class GeneratorConfig(Section):
+    """The section of a generator. A subclass has a `kind: Literal["NAME"] = "NAME"` and its other keys."""
+
+    SIZE_KEY: ClassVar[str] = "width"  # the key that rules how large the network is
+
+    @abstractmethod
+    def build(self, nz: int) -> Any:
+        """The generator, with initial weights from the global random state."""
+
+
+class MethodConfig(Section):
+    """The section of a method. A subclass has a `kind: Literal["NAME"] = "NAME"` and its other keys."""
+
+    DEFAULT_RATES: ClassVar[dict[str, float]]  # every network that the method can have, and its default rate
+    SIZE_KEYS: ClassVar[dict[str, str]] = {}  # for some of these networks, the key that rules how large it is
+    # The sections that must agree before a part is taken over from another run, besides its shapes.
+    SECTIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    @abstractmethod
+    def networks(self) -> tuple[str, ...]:
+        """The networks that this configuration has, in the order of DEFAULT_RATES."""
+
+    @abstractmethod
+    def build(self, nz: int, make_generator: Callable[[], Any]) -> Any:
+        """The method, with initial weights from the global random state; `make_generator()` makes its generator."""
+
+    def apply(self, method: Any) -> None:
+        """Set on the method what a stage may change, such as its chains. Rates are set on the optimisers."""
+
+    def rules(self, config: Any) -> list[Rule]:
+        """Conditions across sections, checked whenever a configuration is read."""
+        return []
+
+    def learning_rules(self) -> list[Rule]:
+        """Conditions checked only when learning begins."""
+        return []
+
+
+def _number(value: Any) -> float:
+    """YAML 1.1 reads 2e-5 as text; NaN and infinity are never meant."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
+
+
+def _whole(value: Any) -> int:
+    """1e4 is a whole number too; true is not."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number = _number(value)
+    if not number.is_integer():
+        raise ValueError("not a whole number")
+    return int(number)
+
+
+def _text(value: Any) -> Any:
+    """A name such as 2024 is text, though YAML reads a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _list(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError("not a list")
+    return value
+
+
+# Each stands last in an `Annotated[...]`, after the limits, so that the JSON schema knows the limits.
+NUMBER, WHOLE, TEXT, LIST = (BeforeValidator(f) for f in (_number, _whole, _text, _list))
+SWITCH = Strict()  # true or false, and nothing that resembles them
+
+
+def default_kind(kind: str) -> BeforeValidator:
+    """A section that names no kind is of this one."""
+    return BeforeValidator(lambda values: {"kind": kind} | values if isinstance(values, dict) else values)
+
+
+def show(value: Any) -> str:
+    """A value inside a sentence, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,1 @@
+"""Anomaly detection: a detector, scores by name, and the paper's experiment with held-out classes."""

@@ -1,0 +1,183 @@
+"""Looking inside a learned model: chains, their diagnostics, paths between rows, nearest training images.
+
+What is measured of a run stands in RUN/analysis.json, a part for each question, with the number of updates behind the
+weights and the sampler of z; pictures are in RUN/figures. `complete` answers what has not been answered for the present
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lebm import modalities
+from lebm.core.device import fitting_threads, pick_device
+from lebm.core.errors import CheckpointError, DataError, NotDefined
+from lebm.core.files import save_npz
+from lebm.core.progress import SILENT, Reporter
+from lebm.data import Splits, data_root
+from lebm.data import load as load_data
+from lebm.measure import chains as prior_chains
+from lebm.measure import diagnostics, draw, neighbours, paths, result
+from lebm.measure.inception import FILE as INCEPTION
+from lebm.method import Method
+from lebm.modalities import Modality
+from lebm.run import Run, load
+
+NAME = "analysis.json"
+# Samples that are shown beside their neighbours; samples and test images behind the numbers.
+NEIGHBOURS, COMPARED = 8, 500
+PATHS, POINTS = 6, 11
+
+
+class Subject:
+    """A run under study: its method, and its data once something asks for it."""
+
+    def __init__(
+        self, run: str | Path, device: str = "auto", data_dir: str | Path | None = None, reporter: Reporter = SILENT
+    ) -> None:
+        self.run = Run(run)
+        if self.run.path.is_file():
+            raise CheckpointError(f"{run} is a file; give the run folder, into which the measurements are written")
+        self.method: Method = load(self.run.path, pick_device(device))
+        self.reporter, self.data_dir = reporter, data_dir
+        self.file = self.run.path / NAME
+
+    @property
+    def modality(self) -> Modality:
+        return modalities.of(self.method.generator.modality)
+
+    def images_only(self, what: str) -> None:
+        if not self.modality.pictures:
+            raise DataError(f"{self.run.path} is a model of kind {self.modality.name}; {what} are for images")
+
+    @cached_property
+    def splits(self) -> Splits:
+        """All rows of the run's data set."""
+        config = self.method.config.with_values(**{"data.limit": None})
+        with self.reporter.progress("reading data") as update:
+            return load_data(config, data_root(self.data_dir), update)
+
+    def weights(self) -> dict[str, Any]:
+        """What every protocol says of the weights: which checkpoint they are, and whose networks the run began with."""
+        start = self.run.start
+        return {"checkpoint": "last", **({"start": start} if start else {})}
+
+    def default_metrics(self) -> list[str]:
+        root = data_root(self.data_dir)
+        there = root is not None and (root / INCEPTION).is_file()
+        return self.modality.default_metrics(self.method.generator, self.method.config.data.name, there)
+
+    def threads(self) -> AbstractContextManager[None]:
+        """As many CPU threads as the method gains from."""
+        return fitting_threads(self.method.generator.flops(self.method.config.training.batch), self.method.device)
+
+    def write(self, part: str, values: dict[str, Any]) -> None:
+        """Put a part into analysis.json, beside the others."""
+        result.write(self.file, {**result.read(self.file), part: {"updates": self.method.updates, **values}})
+
+    def knows(self, part: str) -> bool:
+        """Whether analysis.json has this part for the present weights."""
+        values = result.read(self.file).get(part)
+        return isinstance(values, dict) and "updates" in values and values["updates"] == self.method.updates
+
+
+def chains(
+    subject: Subject,
+    steps: int = prior_chains.STEPS,
+    every: int | None = None,
+    rows: int = prior_chains.ROWS,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Chains from where the run's own start: figure, animation and data in the folder, numbers for analysis.json."""
+    method, own = subject.method, subject.method.choose("prior")
+    with subject.reporter.progress("running chains") as update:
+        trace = prior_chains.trace(method, steps, every or max(1, steps // 10), rows, seed, progress=update)
+    x = method.decode(trace.z.flatten(0, 1)).cpu()
+    shown = draw.chains(subject.run.figures, subject.modality, method.generator, trace, x, own.steps)
+    arrays = {"steps": torch.tensor(trace.steps), "z": trace.z.cpu(), "energy": torch.tensor(trace.energy).float()}
+    if subject.modality.pictures:
+        arrays["pixels"] = draw.frames(x, trace)
+    save_npz(subject.run.path / "chains.npz", **{name: t.numpy() for name, t in arrays.items()})
+    return {
+        "seed": seed,
+        "sampler": replace(own, steps=steps).to_dict(),
+        "steps": trace.steps,
+        "rows": rows,
+        "trained": own.steps,
+        "profile": prior_chains.profile(trace.energy),
+        "shown": [[round(float(e), 4) for e in trace.energy[k, :rows]] for k in trace.steps],
+        **shown,
+    }
+
+
+def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
+    """The verdict on the prior chains, with its numbers."""
+    rows = subject.splits.train[: diagnostics.INFERRED]
+    x = subject.method.generator.from_storage(rows)
+    return diagnostics.diagnose(subject.method, x, seed, subject.reporter)
+
+
+def find_neighbours(subject: Subject, count: int = NEIGHBOURS, seed: int = 0) -> dict[str, Any]:
+    """Samples beside their nearest training images, drawn; are they nearer than images the model never saw?"""
+    subject.images_only("nearest neighbours by pixels")
+    method, convert = subject.method, subject.method.generator.from_storage
+    train, test = subject.splits.train[: method.config.data.limit], convert(subject.splits.test[:COMPARED])
+    with subject.reporter.progress("sampling") as update:
+        samples = method.sample(max(count, COMPARED), seed, progress=update)
+    with subject.reporter.progress("searching training images") as update:
+        d, places = neighbours.nearest(samples, train, convert=convert, device=method.device, progress=update)
+    with subject.reporter.progress("the same for test images") as update:
+        d_test, _ = neighbours.nearest(test, train, 1, convert=convert, device=method.device, progress=update)
+    draw.neighbours(subject.run.figures, samples[:count], convert(train[places[:count].flatten()]))
+    return {
+        "seed": seed,
+        "sampler": method.choose("prior").to_dict(),
+        **neighbours.copying(d[:, 0], d_test[:, 0]),
+        "shown": [[round(float(v), 4) for v in row] for row in d[:count]],
+    }
+
+
+def draw_paths(subject: Subject, rows: int = PATHS, n: int = POINTS, seed: int = 0) -> dict[str, Any]:
+    """Paths between the first test rows, drawn or written with the rows themselves at both ends."""
+    method = subject.method
+    test = method.generator.from_storage(subject.splits.test[: 2 * rows])
+    a, b = test[0::2][: len(test) // 2], test[1::2]
+    if not len(a):
+        raise DataError("there are fewer than two test rows to join by a path")
+    with subject.reporter.progress("inferring") as update:
+        update(0, 1)
+        _, x = paths.interpolate(method, a, b, n, seed)
+    shown = draw.paths(subject.run.figures, subject.modality, method.generator, a, b, x)
+    return {"seed": seed, "sampler": method.choose("posterior").to_dict(), "rows": len(a), "points": n, **shown}
+
+
+# A further part is a function Subject -> what analysis.json says of it, and a line here.
+PARTS: dict[str, Callable[[Subject], dict[str, Any]]] = {
+    "chains": chains,
+    "diagnostics": diagnose,
+    "neighbours": find_neighbours,
+    "interpolation": draw_paths,
+}
+
+
+def complete(subject: Subject) -> list[str]:
+    """Answer what has not been answered for these weights. What cannot be (data that is not here, a method without such
+    chains) is returned as sentences.
+    """
+    notes = []
+    with subject.threads():
+        for part, answer in PARTS.items():
+            if subject.knows(part):
+                continue
+            try:
+                subject.write(part, answer(subject))
+            except (DataError, NotDefined) as e:
+                notes.append(f"{part}: {e}")
+    return notes

@@ -1,1 +1,0 @@
-"""Numbers from arrays. Pure functions with exact oracles; they know no model and no run."""

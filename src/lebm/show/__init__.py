@@ -1,0 +1,1 @@
+"""What a person looks at: pictures, charts, the report page and the explorer."""

@@ -1,0 +1,102 @@
+"""Checkpoints of a run: checkpoints/00001000/{tensors.safetensors, state.json}.
+
+They survive a kill, and reading them cannot run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lebm.core.errors import CheckpointError
+from lebm.core.files import sha256, sync, write_synced
+from lebm.core.tensors import load_tensors, pack, refuse_pickle
+
+MAX_JSON = 64 << 20
+KEEP = 3
+TENSORS, STATE = "tensors.safetensors", "state.json"
+
+
+def save(folder: Path, updates: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+    """Write the checkpoint after so many updates as one folder that appears by a single rename; keep the last three."""
+    target = folder / f"{updates:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not target.exists():  # a folder under its final name is complete
+        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".tmp-"))
+        try:
+            _write(temporary, updates, tensors, state)
+            temporary.chmod(0o755)
+            temporary.replace(target)
+            sync(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    for old in saved_updates(folder)[:-KEEP]:
+        _remove(folder, old)
+    return target
+
+
+def _write(folder: Path, updates: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    content = pack(tensors, {"updates": updates})
+    write_synced(folder / TENSORS, content)
+    file = {"name": TENSORS, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_synced(folder / STATE, json.dumps({"updates": updates, **state, "file": file}, indent=1).encode())
+    sync(folder)
+
+
+def _remove(folder: Path, updates: int) -> None:
+    """The folder is renamed before it is removed, so that a kill in between leaves no half of a checkpoint."""
+    doomed = folder / f".tmp-old-{updates:08d}"
+    try:
+        (folder / f"{updates:08d}").replace(doomed)
+    except OSError:
+        return
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def saved_updates(folder: Path) -> list[int]:
+    """After how many updates the checkpoints in the folder were made, in order."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and p.is_dir())
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for p in folder.glob(".tmp-*") if folder.is_dir() else ():
+        shutil.rmtree(p) if p.is_dir() else p.unlink()
+
+
+def load_latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint, checked against its own sha256; None where there is none yet."""
+    present = saved_updates(folder)
+    if not present:
+        return None
+    newest = folder / f"{present[-1]:08d}"
+    advice = "train again in another folder"
+    if len(present) > 1:
+        advice = f"delete {newest} to go on from update {present[-2]}"
+    try:
+        state = _read_state(newest / STATE)
+        expected = state["file"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(f"checkpoint {newest} is damaged: {STATE} is not readable; {advice}") from None
+    path = newest / TENSORS
+    if path.is_file():
+        refuse_pickle(path)
+    if not path.is_file() or sha256(path) != expected:
+        raise CheckpointError(f"checkpoint {newest} is damaged: {TENSORS} does not match its checksum; {advice}")
+    return load_tensors(path)[0], state
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_JSON:
+        raise ValueError("too large")
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state

@@ -1,0 +1,60 @@
+"""Numbers of a log row, and checks on them, that hold for any method; the rest is in `Method.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lebm.health import shared_variance
+from lebm.method import Method
+
+MAX_WEIGHT = 1e5  # a saturated generator gives finite numbers and learns nothing
+ROWS = 500  # training rows behind the number of active units
+
+
+def fetch(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """0-d tensors as numbers, fetched from the device at once."""
+    if not values:
+        return {}
+    return dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist(), strict=True))
+
+
+@torch.no_grad()
+def gradient_norms(method: Method) -> dict[str, Tensor]:
+    """`grad_<network>`: the norm of the last gradient of every network that moved, after clipping."""
+    norms = {}
+    for name, net in method.networks().items():
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        if gradients:
+            norms[f"grad_{name}"] = torch.stack(torch._foreach_norm(gradients)).norm()
+    return norms
+
+
+@torch.no_grad()
+def largest_weights(method: Method) -> dict[str, float]:
+    """max |w| of each network; NaN where one weight is not finite."""
+    largest = {}
+    for name, net in method.networks().items():
+        each = [p.abs().max().double() for p in net.parameters() if p.numel()]
+        largest[name] = torch.stack(each).max() if each else torch.zeros(())  # max passes NaN on
+    return fetch(largest)
+
+
+def exploded(weights: Mapping[str, float]) -> str | None:
+    """What is wrong with the largest weight of each network, with advice; None where they are sane."""
+    for name, value in weights.items():
+        if not value <= MAX_WEIGHT:
+            return (
+                f"the largest weight of the {name} is {value:.4g}; lower optimizers.{name}.rate, or set training.clip"
+            )
+    return None
+
+
+def active_units(method: Method, rows: Tensor) -> dict[str, float]:
+    """How many coordinates of z say something about x, from two independent posterior draws of training rows."""
+    if "posterior" not in method.samplers():
+        return {}
+    a, b = (method.encode(rows[:ROWS], seed, shared_noise=False).double() for seed in (0, 1))
+    return shared_variance(a, b)

@@ -1,0 +1,173 @@
+"""lebm.train: from a configuration, data and a model to a learned one. The updates themselves are in loop.py."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lebm import data as datasets
+from lebm import modalities
+from lebm.config import Config, check_learning, resolve
+from lebm.config.build import build
+from lebm.core.device import fitting_threads, pick_device
+from lebm.core.distributed import rank, world_size
+from lebm.core.errors import CheckpointError, ConfigError, DataError
+from lebm.core.progress import SILENT, Reporter
+from lebm.data import HANDED_IN, Batches
+from lebm.generators import WrappedGenerator
+from lebm.method import Method
+from lebm.run import Run, check_run, exclusive
+from lebm.training import checkpoint, engine
+from lebm.training.loop import Loop
+from lebm.training.stages import Stages
+from lebm.training.start_from import take_over
+from lebm.training.state import TrainingState
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | Config,
+    data: np.ndarray | Tensor | Sequence[str] | None = None,
+    model: nn.Module | None = None,
+    *,
+    run: str | Path | None = None,
+    resume: bool = False,
+    max_seconds: float | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    reporter: Reporter = SILENT,
+    on_epoch: Callable[[int, Method], None] | None = None,
+) -> Method:
+    """Learn a model and return it, ready to sample.
+
+    `config` is a preset's name, a YAML file, a mapping or a Config. `data` are training rows instead of those that the
+    configuration names: images as uint8 or floats in [-1, 1], a list of sentences for a text generator, or whatever the
+    generator takes. `model` is a generator (a module with `log_prob(x, z)` and `decode(z)`), or a Method to go on with.
+    With `run`, the log, checkpoints and weights are written to that folder. `on_epoch(epoch, method)` is called after
+    every epoch, the first being 1.
+    """
+    config = resolve(config)
+    if data is not None:  # so that nobody goes on with the run, or measures it, on another data set by mistake
+        config = config.with_values(**{"data.name": HANDED_IN, "data.path": None})
+    where = pick_device(device)
+    if run is None and resume:
+        raise CheckpointError("resume needs the run folder to go on with; give run=...")
+    folder = None if run is None else check_run(Path(run), config, resume)
+    fresh = folder is None or not checkpoint.saved_updates(folder.checkpoints)
+    if fresh:
+        check_learning(config)
+    method = make_method(config, model).to(where)
+    rows = training_rows(config, method, data, data_dir, reporter)
+    check_generator(method, config.nz, rows)
+    begun = _start_from(config, method, model) if fresh and config.training.start_from else None
+    state = TrainingState(config, method, where, capturable=engine.wanted(config, where))
+    stages = Stages(config, method, state.optimizers)
+    batches = make_batches(config, method, rows, where)
+    flops = method.generator.flops(config.training.batch)
+    # A mistake that is found above leaves nothing behind; only now is the folder made.
+    with exclusive(folder) if folder else nullcontext(), fitting_threads(flops, where):
+        _open(folder, state, config)
+        loop = Loop(
+            state, stages, batches, folder,
+            max_seconds=max_seconds, reporter=reporter, data_dir=data_dir, on_epoch=on_epoch,
+        )  # fmt: skip
+        if begun:
+            _report_start(loop, str(config.training.start_from), *begun)
+        loop.run()
+    if method is model and state.ema:  # a model that was handed in goes on to have the weights themselves
+        state.method = method = copy.deepcopy(method)
+    state.use_average()
+    method.updates = state.updates
+    return method.eval()
+
+
+def make_method(config: Config, model: nn.Module | None) -> Method:
+    """The method that the configuration describes, around `model` where that is a generator; or `model` itself."""
+    if not isinstance(model, Method):
+        return build(config, model)
+    if model.config is None:
+        raise ConfigError(
+            "the model was built from parts and has no configuration to train by; make it by lebm.build(config), "
+            "or call lebm.method.update in a loop"
+        )
+    for part in ("nz", "method", *(() if model.user_generator else ("generator",))):
+        mine, asked = getattr(model.config, part), getattr(config, part)
+        if mine != asked:
+            raise ConfigError(f"the model has {part} = {mine}, the configuration {asked}; make them equal")
+    model.config, model.engine = config, None  # an engine for sampling may hold copies of the weights
+    return model
+
+
+def training_rows(
+    config: Config, method: Method, data: Any, data_dir: str | Path | None, reporter: Reporter = SILENT
+) -> Tensor:
+    """The rows that were handed in, or those that the configuration names, as they are stored."""
+    generator = method.generator
+    if data is not None:
+        return modalities.of(generator.modality).training_rows(data, generator)
+    if isinstance(generator, WrappedGenerator) and generator.shape is None:
+        raise DataError(f"the generator {type(generator.module).__name__} needs its data too; pass data=...")
+    with reporter.progress("reading data") as update:
+        splits = datasets.load(config, data_dir, update)
+    generator.set_facts(splits.facts)
+    for note in splits.notes:
+        reporter.say(f"note: {note}")
+    return splits.train
+
+
+@torch.no_grad()
+def check_generator(method: Method, nz: int, rows: Tensor) -> None:
+    """Ask a user's generator once for log p(x|z) of two rows, so that a wrong shape is found before the work begins."""
+    if not method.user_generator or not len(rows):
+        return
+    generator, training = method.generator, method.training
+    x = generator.trim(generator.from_storage(rows[:2])).to(method.device)
+    p = next(generator.parameters(), torch.zeros(()))
+    value = generator.eval().log_prob(x, torch.zeros(len(x), nz, device=method.device, dtype=p.dtype))
+    generator.train(training)
+    if not isinstance(value, Tensor) or value.shape != (len(x),):
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ConfigError(
+            f"log_prob of {type(generator).__name__} gave {what} for {len(x)} rows; it must give one number a row"
+        )
+
+
+def make_batches(config: Config, method: Method, rows: Tensor, device: torch.device) -> Batches:
+    """Batches of stored rows as the configuration asks for them, this process's part of each."""
+    return modalities.of(method.generator.modality).batches(
+        rows,
+        config.training.batch,
+        config.seed,
+        device,
+        flip=config.data.flip,
+        shift=config.data.shift,
+        rank=rank(),
+        ranks=world_size(),
+    )
+
+
+def _start_from(config: Config, method: Method, model: nn.Module | None) -> tuple[list[str], dict[str, Any]]:
+    source = str(config.training.start_from)
+    if isinstance(model, Method):
+        raise ConfigError(f"training.start_from is {source} and a model was handed in; give one of the two")
+    return take_over(method, source)
+
+
+def _open(folder: Run | None, state: TrainingState, config: Config) -> None:
+    if folder is not None:
+        state.resume_from(folder)
+        folder.put(config)
+
+
+def _report_start(loop: Loop, source: str, new: list[str], start: dict[str, Any]) -> None:
+    """In the log, where evaluations and reports look for it; and what could not be taken over."""
+    if loop.log:
+        loop.log.row({"step": 0, "start": start})
+    if new:
+        loop.warn(f"not like those of {source}, and so begun anew: {', '.join(new)}")
