@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lebm import fast
 from lebm.config import Config, TextConfig, resolve
-from lebm.config.build import apply_stage, build, make_optimizers
+from lebm.config.build import build, make_optimizers
 from lebm.core.device import fitting_threads, pick_device
 from lebm.core.errors import ConfigError, UserError
 from lebm.core.rng import stream
@@ -78,7 +78,7 @@ def matrix_rate(device: torch.device) -> float:
     """Floating-point operations a second of a large matrix product: bfloat16 on CUDA, float32 on a CPU."""
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
     a, b = torch.randn(n, n, device=device).to(dtype), torch.randn(n, n, device=device).to(dtype)
-    return 2 * n**3 / (milliseconds(lambda: a @ b, device, 1.0) / 1e3)
+    return 2 * n**3 / (milliseconds(lambda: a @ b, 1.0) / 1e3)
 
 
 class Ours:
@@ -90,7 +90,7 @@ class Ours:
         method = build(config).to(device)
         assert isinstance(method, LatentEBM)
         self.method, self.rng = method, stream(config.seed, "chain", device)
-        apply_stage(method, config)
+        config.method.apply(method)
         optimizers = make_optimizers(method, config, capturable=engine.wanted(config, device))
         self.index = torch.arange(len(rows), device=device)
         self.update: Any = engine.choose(config, method, optimizers, self.rng, rows, self.index, _refuse)
@@ -101,8 +101,8 @@ class Ours:
     def update_ms(self, seconds: float = 2.0) -> float:
         """One learning update, and its share of the work between updates."""
         between = lambda: [self.method.between_updates(k + 1) for k in range(BETWEEN)]  # noqa: E731
-        once = milliseconds(self, self.device, seconds)
-        return once + milliseconds(between, self.device, seconds / 4) / BETWEEN
+        once = milliseconds(self, seconds)
+        return once + milliseconds(between, seconds / 4) / BETWEEN
 
     def parts(self) -> dict[str, float]:
         """Prior and posterior chain alone, in milliseconds, run as the engine runs them."""
@@ -111,8 +111,8 @@ class Ours:
         prior, posterior = self._fused(step) if hasattr(step, "posterior_chain") else self._plain()
         graph = partial(_graph, rng=self.rng) if captured else lambda call: call
         return {
-            "prior_ms": milliseconds(graph(prior), self.device),
-            "posterior_ms": milliseconds(graph(posterior), self.device),
+            "prior_ms": milliseconds(graph(prior)),
+            "posterior_ms": milliseconds(graph(posterior)),
         }
 
     def _fused(self, step: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -169,7 +169,7 @@ def samples_per_second(method: Method, config: Config) -> float:
     fast.accelerate(method, config.precision)
     n = 500 if method.engine is None else 50_000
     sample = lambda: method.sample(n, on_device=True)  # noqa: E731
-    return n / (milliseconds(sample, method.device, 0.5 if method.generator.autoregressive else 2.0) / 1e3)
+    return n / (milliseconds(sample, 0.5 if method.generator.autoregressive else 2.0) / 1e3)
 
 
 def measure(config: Config, device: torch.device, sweep: bool) -> dict[str, Any]:
@@ -206,10 +206,10 @@ def _listing(config: Config, rows: Tensor, device: torch.device) -> dict[str, fl
     x = config.generator.build(config.nz).from_storage(rows)
     z = listing.start(len(x))
     out = {
-        "listing_ms": milliseconds(lambda: listing(x), device, 3.0),
-        "listing_prior_ms": milliseconds(lambda: listing.prior(z), device),
-        "listing_posterior_ms": milliseconds(lambda: listing.posterior(z, x), device),
-        "listing_update_ms": milliseconds(lambda: listing.update(x, z, z), device, 1.0),
+        "listing_ms": milliseconds(lambda: listing(x), 3.0),
+        "listing_prior_ms": milliseconds(lambda: listing.prior(z)),
+        "listing_posterior_ms": milliseconds(lambda: listing.posterior(z, x)),
+        "listing_update_ms": milliseconds(lambda: listing.update(x, z, z), 1.0),
     }
     if device.type == "cuda":
         out["listing_peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20

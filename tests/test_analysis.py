@@ -16,10 +16,10 @@ from lebm.core.errors import CheckpointError, ConfigError, DataError
 from lebm.core.pixels import to_pixels, to_x
 from lebm.extensions.bases import MixtureBase
 from lebm.latent_ebm import LatentEBM
-from lebm.measure import analysis, chains, diagnostics, draw, longrun, neighbours, paths
+from lebm.measure import analysis, chains, diagnostics, draw, inception, longrun, neighbours, paths
 from lebm.measure.chains import energy_profile
 from lebm.measure.diagnostics import Signs, verdict
-from lebm.measure.frechet import frechet_of
+from lebm.measure.fid import frechet_of
 from lebm.measure.metric import Evaluation
 from lebm.run import save
 from lebm.sampler import SamplerSpec
@@ -156,7 +156,8 @@ def test_the_long_run_with_other_features(subject, tmp_path, monkeypatch):
             return pixels.flatten(1).double()
 
     monkeypatch.setenv("LEBM_CACHE", str(tmp_path))
-    summary = longrun.measure(subject, steps=12, samples=150, metric="fid", features=Pixels())
+    monkeypatch.setattr(inception, "load", lambda root, device: Pixels())
+    summary = longrun.measure(subject, steps=12, samples=150, metric="fid")
     assert list(summary["metrics"])[:2] == ["fid_8", "fid_12"]
 
 

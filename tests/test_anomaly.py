@@ -18,9 +18,7 @@ from lebm.core.pixels import as_floats
 from lebm.core.progress import Reporter
 from lebm.data import load
 from lebm.detect import experiment as protocol
-from lebm.detect import trial
-from lebm.detect.density import Density
-from lebm.detect.scores import SCORES, Scorer
+from lebm.detect.scores import SCORES, Density, Scorer
 from lebm.measure.result import KEYS
 
 TINY = {
@@ -185,7 +183,7 @@ def test_a_label_that_is_not_there():
 @pytest.mark.parametrize(("digit", "chance"), [(1, 0.388), (4, 0.351), (5, 0.331), (7, 0.368), (9, 0.356)])
 def test_mnist_has_the_published_chance(digit, chance):
     s = load(resolve({"preset": "mnist", "data.held_out": digit}))
-    assert trial.is_anomaly(s, digit).mean() == pytest.approx(chance, abs=5e-4)
+    assert protocol.is_anomaly(s, digit).mean() == pytest.approx(chance, abs=5e-4)
 
 
 # --- the experiment ---------------------------------------------------------------------------------------------------
@@ -234,7 +232,7 @@ def test_the_experiment_has_the_form_of_a_result(measured):
 
 def test_done_is_not_done_again(measured, monkeypatch):
     folder, summary, _ = measured
-    monkeypatch.setattr(trial, "train", None)
+    monkeypatch.setattr(protocol, "train", None)
     again = protocol.experiment(tiny(**EXPERIMENT), [0, 3], [1, 2], folder, device="cpu")
     assert again["metrics"] == summary["metrics"]
 
@@ -248,11 +246,11 @@ def test_an_interrupted_trial_goes_on(measured, tmp_path, monkeypatch):
     def cut(*args):
         raise Cut
 
-    real = trial.score_all
-    monkeypatch.setattr(trial, "score_all", cut)
+    real = protocol.score_all
+    monkeypatch.setattr(protocol, "score_all", cut)
     with pytest.raises(Cut):
         protocol.experiment(config, [0], [1], tmp_path / "r", device="cpu")
-    monkeypatch.setattr(trial, "score_all", real)
+    monkeypatch.setattr(protocol, "score_all", real)
     again = protocol.experiment(config, [0], [1], tmp_path / "r", device="cpu")
     assert again["per_seed"][0]["auprc"] == measured[1]["per_seed"][0]["auprc"], "bit for bit what one go gives"
 
@@ -269,8 +267,8 @@ def test_other_settings_in_the_same_folder_are_refused(measured):
 
 
 def test_a_combined_score_is_fitted_to_what_the_run_learned_from(tmp_path, monkeypatch):
-    fitted, real = [], trial.Scorer.fit
-    monkeypatch.setattr(trial.Scorer, "fit", lambda self, x: (fitted.append(x), real(self, x))[1])
+    fitted, real = [], protocol.Scorer.fit
+    monkeypatch.setattr(protocol.Scorer, "fit", lambda self, x: (fitted.append(x), real(self, x))[1])
     config = tiny(**EXPERIMENT)
     protocol.experiment(config, [0], [1], tmp_path / "r", device="cpu")
     learned = as_floats(load(config.with_values(**{"data.held_out": 0})).train)
@@ -299,7 +297,7 @@ def test_the_neighbours_row():
 def test_a_fifth_of_the_anomalies():
     rng = np.random.default_rng(0)
     anomalous = np.arange(5000) < 2500
-    numbers = trial.measure(rng.normal(size=5000), anomalous)
+    numbers = protocol.measure(rng.normal(size=5000), anomalous)
     assert numbers["auprc"] == pytest.approx(0.5, abs=0.03) and numbers["auprc_fifth"] == pytest.approx(1 / 6, abs=0.03)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lebm.config import preset_names, resolve
-from lebm.config.build import MAX_NUMBERS, apply_stage, build, make_optimizers
+from lebm.config.build import MAX_NUMBERS, build, make_optimizers
 from lebm.core.errors import ConfigError
 from lebm.core.rng import stream
 from lebm.extensions.tempered_chain import TemperedChain
@@ -185,10 +185,10 @@ def test_a_stage_sets_the_chains():
     config = config_of(ENCODER, f"training.stages=[{{until: 5, set: {change}}}]")
     method = build(config)
     assert (method.prior_chain, method.posterior_chain) == (Chain(60, 0.4), Chain(20, 0.1))
-    apply_stage(method, config.at(4))
+    config.at(4).method.apply(method)
     assert method.posterior_chain == Chain(0, 0.1) and method.prior_chain == TemperedChain(60, 0.2, noise=0.5)
     assert method.choose("posterior").steps == 0 and method.choose("prior").step_size == 0.2
-    apply_stage(method, config.at(5))
+    config.at(5).method.apply(method)
     assert (method.prior_chain, method.posterior_chain) == (Chain(60, 0.4), Chain(20, 0.1))
 
 

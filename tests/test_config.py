@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lebm.config import (
     MAX_CONFIG_BYTES,
-    METHODS,
     Config,
     ImageConfig,
+    LatentEBMConfig,
     MixtureBase,
     Schedule,
     TextConfig,
@@ -466,8 +466,8 @@ def test_every_network_has_an_optimiser_with_its_default_rate():
     assert list(Config().optimizers) == ["prior", "generator"]
     settings = ["method.posterior_start.kind=encoder", "method.prior_start.kind=flow", "method.base.kind=flow"]
     config = resolve({}, settings)
-    rates = {"prior": 2e-5, "generator": 1e-4, "encoder": 1e-4, "flow": 1e-3, "base": 1e-3}
-    assert {name: o.rate for name, o in config.optimizers.items()} == rates == METHODS[0].DEFAULT_RATES
+    rates = {"prior": 2e-5, "generator": 1e-4, "encoder": 1e-4, "flow": 1e-3, "base": 1e-4}
+    assert {name: o.rate for name, o in config.optimizers.items()} == rates == LatentEBMConfig.DEFAULT_RATES
     assert config.method.networks() == tuple(rates)
     assert all(o.kind == "adam" and o.betas == (0.5, 0.999) for o in config.optimizers.values())
 
@@ -608,7 +608,7 @@ def test_the_schema_tells_editors_keys_limits_and_kinds():
     assert (top["nz"]["minimum"], top["nz"]["maximum"]) == (1, 4096) and "preset" in top
     assert schema["additionalProperties"] is False
     assert set(top["generator"]["discriminator"]["mapping"]) == {"image", "text", "table"}
-    assert set(top["optimizers"]["propertyNames"]["enum"]) == set(METHODS[0].DEFAULT_RATES)
+    assert set(top["optimizers"]["propertyNames"]["enum"]) == set(LatentEBMConfig.DEFAULT_RATES)
     size = defs["ChainConfig"]["properties"]["step_size"]
     assert (size["exclusiveMinimum"], size["maximum"]) == (0, 1000)
     assert {"type": "number"} in defs["Schedule"]["anyOf"]

@@ -38,7 +38,7 @@ def test_unknown_words_are_counted(tmp_path):
         (tmp_path / f"{name}.txt").write_text(text)
     s = load(text_config(tmp_path))
     assert s.facts["vocabulary"] == [*SPECIAL, "a", "b"]
-    assert any("50.00% of the test words" in n for n in s.notes)
+    assert any("1 of 2 test words (50.00%)" in n for n in s.notes)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import lebm
 from lebm import cli
-from lebm.config import METHODS, Config, OptimizerConfig, preset_names, resolve
+from lebm.config import NETWORKS, Config, OptimizerConfig, preset_names, resolve
 from lebm.config.build import build, make_optimizers
 from lebm.core.rng import stream
 from lebm.data import DATASETS, Splits, load
@@ -107,7 +107,6 @@ def keys(model, prefix=""):
             yield from keys(inner, f"{prefix}{name}.")
 
 
-NETWORKS = {name for method in METHODS for name in method.DEFAULT_RATES}
 CONFIG_KEYS = {*keys(Config)} | {
     f"optimizers.{name}{end}" for name in NETWORKS for end in ("", *(f".{k}" for k in OptimizerConfig.model_fields))
 }

@@ -18,10 +18,9 @@ from lebm.data import load as load_data
 from lebm.measure import METRICS, Metric, analysis, describe_metrics
 from lebm.measure.chains import energy_profile
 from lebm.measure.evaluate import evaluate
-from lebm.measure.frechet import Moments, frechet_distance
 from lebm.measure.metric import Evaluation
 from lebm.measure.result import KEYS
-from lebm.measure.statistics import content_hash
+from lebm.measure.statistics import Moments, content_hash, frechet_distance
 from lebm.run import load
 from lebm.training.train import train
 

@@ -1,11 +1,8 @@
-"""A data set, a generator, a method, a metric and a preset: each is one new file and its entry in one registry.
-
-The test writes all five into a copy of the package, as a person would, and learns, samples and measures with them.
-"""
-
-from __future__ import annotations
+"""CONTRIBUTING.md says that adding something is one file and one line in a list. Here its examples are added to a copy of
+the package, as a person would, and used: what it says is true, and what it shows works."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,270 +11,146 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^```(?:python|yaml)\n# src/(\S+)\n(.*?)^```", PAGE, flags=re.S | re.M))
 
-DATA_SET = '''
-"""Grey images of 8x8 pixels, each with one bright row or column."""
-
-from pathlib import Path
-
-import torch
-
-from lebm.data.splits import Dataset, Splits
-
-
-def load(config, root, progress=None):
-    index = torch.arange(200)
-    images = torch.zeros(200, 1, 8, 8, dtype=torch.uint8)
-    images[index[::2], 0, index[::2] // 2 % 8] = 255
-    images[index[1::2], 0, :, index[1::2] // 2 % 8] = 255
-    return Splits(images[:160], images[160:], source="stripes")
-
-
-DATASETS = (
-    Dataset(
-        "stripes", load, lambda root: Path(__file__).parent, how="Nothing to fetch.", licence="none needed", description="200 stripes"
-    ),
-)
-'''
-
-GENERATOR = '''
-"""Pixels that are black or white: a product of Bernoulli distributions whose probabilities an MLP computes from z."""
-
-from typing import Annotated, Literal
-
-import torch.nn.functional as F
-from pydantic import Field
-from torch import nn
-
-from lebm.core.section import WHOLE, GeneratorConfig
-from lebm.generators.base import Generator
-
-
-class BernoulliConfig(GeneratorConfig):
-    kind: Literal["bernoulli"] = "bernoulli"
-    pixels: Annotated[int, Field(ge=1, le=10**4), WHOLE] = 64
-    width: Annotated[int, Field(ge=1, le=10**4), WHOLE] = 32
-
-    def build(self, nz):
-        return BernoulliGenerator(nz, self.pixels, self.width)
-
-
-class BernoulliGenerator(Generator):
-    modality = "table"
-
-    def __init__(self, nz, pixels, width):
-        super().__init__()
-        self.shape = (pixels,)
-        self.logits = nn.Sequential(nn.Linear(nz, width), nn.ReLU(), nn.Linear(width, pixels))
-
-    def log_prob(self, x, z, masks=None):
-        return -F.binary_cross_entropy_with_logits(self.logits(z), x, reduction="none").sum(1)
-
-    def decode(self, z):
-        return self.logits(z).sigmoid()
-'''
-
-METHOD = '''
-"""A VAE whose posterior is held to N(0, I) by the maximum mean discrepancy instead of the Kullback-Leibler divergence."""
-
-from typing import Annotated, ClassVar, Literal
-
-import torch
-from pydantic import Field
-
-from lebm.core.section import NUMBER, MethodConfig
-from lebm.extensions.encoder_start import GaussianEncoder
-from lebm.method import Method
-from lebm.sampler import SamplerSpec
-
-
-class MMDVAEConfig(MethodConfig):
-    DEFAULT_RATES: ClassVar = {"generator": 1e-3, "encoder": 1e-3}
-
-    kind: Literal["mmd-vae"] = "mmd-vae"
-    weight: Annotated[float, Field(ge=0, le=1e6, description="Of the divergence."), NUMBER] = 100.0
-
-    def networks(self):
-        return ("generator", "encoder")
-
-    def build(self, nz, make_generator):
-        return MMDVAE(nz, make_generator(), self.weight)
-
-
-class MMDVAE(Method):
-    def __init__(self, nz, generator, weight):
-        super().__init__()
-        self.nz, self.generator = nz, generator
-        self.encoder = GaussianEncoder(generator.make_encoder(nz, 16, 1), nz)
-        self.register_buffer("weight", torch.tensor(weight), persistent=False)
-
-    def networks(self):
-        return {"generator": self.generator, "encoder": self.encoder}
-
-    def coefficients(self):
-        return {"weight": self.weight}
-
-    def losses(self, batch, rng):
-        z, _ = self.encoder.draw(self._noise(len(batch.x), rng), batch.x)
-        self.log_px = self.generator.log_prob(batch.x, z).mean()
-        self.divergence = discrepancy(z, self._noise(len(batch.x), rng))
-        yield ("generator", "encoder"), self.weight * self.divergence - self.log_px
-
-    def scalars(self):
-        return {"log_px": self.log_px.detach(), "divergence": self.divergence.detach()}
-
-    def samplers(self):
-        return {"prior": SamplerSpec("prior"), "posterior": SamplerSpec("posterior", "encoder")}
-
-    def draw(self, n, rng, spec=None, first=0):
-        return self._noise(n, rng)
-
-    def infer(self, x, rng, spec=None, shared_noise=True):
-        return self.encoder(x)[0]
-
-    def log_prior(self, z):
-        return -0.5 * z.square().sum(1)
-
-    def _noise(self, n, rng):
-        return torch.randn(n, self.nz, generator=rng, device=self.device)
-
-
-def discrepancy(a, b):
-    kernel = lambda u, v: (-torch.cdist(u, v).square() / (2 * u.shape[1])).exp().mean()
-    return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
-'''
-
-METRIC = '''
-"""How much brighter samples are than the training images."""
-
-from lebm.measure.metric import Evaluation, Metric
-
-
-def measure(ev: Evaluation):
-    n, spec = ev.samples or 100, ev.spec("prior")
-    ev.protocol.update(samples=n, sampler=spec.to_dict())
-    mean = sum(float(x.sum()) for x in ev.sample(n, spec)) / n
-    real = ev.method.generator.from_storage(ev.train).flatten(1).sum(1).mean()
-    return {"brightness": mean - float(real)}
-
-
-BRIGHTNESS = Metric("brightness", "Brightness", None, "Brightness of samples less that of training images.", "prior", measure=measure)
-'''
-
-PRESET = """
-name: stripes/mmd-vae
-nz: 4
-data: {name: stripes}
-generator: {kind: image, size: 8, channels: 1, ngf: 4, widths: [2]}
-method: {kind: mmd-vae}
-training: {updates: 6, batch: 20, log_every: 3, checkpoint_every: 6, stages: [{until: 3, coefficients: {weight: 10}}]}
-"""
-
-# Each new file, its text, the registry, and what is replaced there: the text before and after. A preset needs no entry.
-ADDED = {
-    "data set": ("data/stripes.py", DATA_SET, "data/__init__.py", {"MODULES = (": 'MODULES = ("stripes", '}),
+# Of each: the file of the package with the list, what is replaced there, by what, and how many lines are then new.
+LINES = {
+    "method": ("config/methods.py", r"(METHODS = \(.*?\n)\)", r'\1    "baselines.beta_vae:BetaVAEConfig",\n)', 1),
     "generator": (
-        "generators/bernoulli.py",
-        GENERATOR,
         "config/generators.py",
-        {
-            "AnyGenerator = Annotated[": "from lebm.generators.bernoulli import BernoulliConfig\nAnyGenerator = Annotated[BernoulliConfig | ",
-        },
+        r"(GENERATORS = \(.*?\n)\)",
+        r'\1    "generators.linear:LinearConfig",\n)',
+        1,
     ),
-    "method": (
-        "extensions/mmd_vae.py",
-        METHOD,
+    "metric": ("measure/__init__.py", r"(REGISTERED = \(.*?\n)\)", r'\1    "measure.pixel_spread:PIXEL_SPREAD",\n)', 1),
+    "data set": ("data/__init__.py", r"(MODULES = \(.*?)\)\n", r'\1, "stripes")\n', 1),
+    "start": (
         "config/methods.py",
-        {
-            "= (LatentEBMConfig,": "= (LatentEBMConfig, MMDVAEConfig,",
-            "METHODS: tuple": "from lebm.extensions.mmd_vae import MMDVAEConfig\nMETHODS: tuple",
-        },
+        r"AnyPosteriorStart = Annotated\[",
+        "from lebm.extensions.mean_start import MeanStartConfig\nAnyPosteriorStart = Annotated[MeanStartConfig | ",
+        2,  # an import, and the name in the union
     ),
-    "metric": (
-        "measure/brightness.py",
-        METRIC,
-        "measure/__init__.py",
-        {
-            "for metric in (": "for metric in (BRIGHTNESS, ",
-            "from lebm.measure.fid": "from lebm.measure.brightness import BRIGHTNESS\nfrom lebm.measure.fid",
-        },
-    ),
-    "preset": ("config/presets/stripes/mmd-vae.yaml", PRESET, None, {}),
 }
 
-USE = """
-import json, sys, torch, lebm
-from lebm.config import json_schema, preset_names, resolve
+PROGRAM = """
+import sys
+import numpy as np
+import lebm
+from lebm.core.errors import ConfigError
+from lebm.config import preset_names, resolve
+
+assert lebm.__file__.startswith({copy!r}), lebm.__file__  # the copy is used, not the installed package
+try:
+    resolve("digits/wyde")
+except ConfigError as e:
+    assert "did you mean digits/wide?" in str(e)
+assert "torch" not in sys.modules, "a mistyped preset is told before the added method is imported, and PyTorch with it"
+
+import torch
+from lebm.config import json_schema
+from lebm.measure import describe_metrics
 from lebm.measure.evaluate import evaluate
+from lebm.run import Run
 
-torch.set_num_threads(1)
-assert "stripes/mmd-vae" in preset_names() and "MMDVAEConfig" in json_schema()["$defs"]
-method = lebm.train("stripes/mmd-vae", run="run", device="cpu")
-assert method.config.method.kind == "mmd-vae" and float(method.weight) == 100.0
-x = method.sample(5, seed=1)
-assert x.shape == (5, 1, 8, 8) and torch.equal(lebm.load("run").sample(5, seed=1), x)
-assert method.reconstruct(x).shape == x.shape and method.anomaly_score(x).shape == (5,)
-r = evaluate("run", ["brightness", "mse"], samples=20, device="cpu")
-assert set(r["metrics"]) == {"brightness", "mse"} or r["metrics"]["mse"] is not None, r["metrics"]
-assert r["protocol"]["brightness"]["sampler"]["start"] == "noise", r["protocol"]
-assert r["protocol"]["mse"]["sampler"]["start"] == "encoder"
+assert resolve("digits/wide").generator.ngf == 32 and "digits/wide" in preset_names()
 
-rows = (torch.rand(50, 64) > 0.5).float()
-config = {"name": "b", "generator": {"kind": "bernoulli", "width": 8}, "nz": 3, "training": {"updates": 2, "batch": 10}}
-other = lebm.train(config, data=rows, device="cpu")
-assert other.generator.__class__.__name__ == "BernoulliGenerator" and other.sample(3).shape == (3, 64)
-print(json.dumps(r["metrics"]))
+# The method, on the preset, with a stage that moves its coefficient; it resumes and loads like any other.
+stage = {{"until": 3, "coefficients": {{"beta": {{"start": 0, "end": 0.2, "over": 2}}}}}}
+config = {{"preset": "digits/wide", "method": {{"kind": "beta-vae", "beta": 0.5}}, "training.updates": 2,
+          "training.batch": 20, "training.log_every": 1, "training.stages": [stage]}}
+lebm.train(config, run="vae", device="cpu")
+method = lebm.train({{**config, "training.updates": 4}}, run="vae", resume=True, device="cpu")
+betas = [row["beta"] for row in Run("vae").rows()]
+assert np.allclose(betas, [0, 0.1, 0.2, 0.5]), betas
+assert method.config.method.kind == "beta-vae" and method.coefficients()["beta"] == 0.5
+model = lebm.load("vae")
+x = model.sample(5, seed=1)
+assert type(model).__name__ == "BetaVAE" and torch.equal(x, method.sample(5, seed=1))
+assert x.shape == model.reconstruct(x).shape == (5, 1, 8, 8)
+assert model.anomaly_score(x).shape == (5,) and model.coefficients()["beta"] == 0.5
+
+# The metric.
+result = evaluate("vae", ["pixel_spread", "mse"], samples=20, pictures=False, device="cpu")
+metrics, protocol = result["metrics"], result["protocol"]
+assert set(metrics) >= {{"pixel_spread", "mse"}} and metrics["pixel_spread"] > 0 and metrics["mse"] > 0
+assert protocol["pixel_spread"]["sampler"]["start"] == "noise", protocol
+assert protocol["mse"]["sampler"]["start"] == "encoder", protocol
+assert "pixel_spread" in {{name for name, *_ in describe_metrics()}}
+assert "beta-vae" in str(json_schema()) and {{"BetaVAEConfig", "LinearConfig"}} <= set(json_schema()["$defs"])
+
+# The data set and the start.
+settings = {{"preset": "digits", "data.name": "stripes", "method.posterior_start.kind": "mean", "training.updates": 2}}
+model = lebm.train(settings, device="cpu")
+assert model.posterior_start.mean.abs().sum() > 0 and model.samplers()["posterior"].start == "mean"
+
+# The generator.
+config = {{"nz": 2, "generator": {{"kind": "linear", "columns": 5}}, "training.updates": 2, "training.batch": 10}}
+model = lebm.train(config, np.random.default_rng(0).normal(size=(50, 5)), device="cpu")
+assert type(model.generator).__name__ == "LinearGenerator" and model.sample(3).shape == (3, 5)
 """
-
-
-def replaced(text: str, changes: dict[str, str]) -> str:
-    for before, after in changes.items():
-        assert text.count(before) == 1, f"the registry has {before!r} {text.count(before)} times"
-        text = text.replace(before, after)
-    return text
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """A copy of the package with the five additions; of each, how many lines of the registry are new or changed."""
+    """A copy of the package with everything that CONTRIBUTING.md adds to it; and how many lines of each list are new."""
     folder = tmp_path_factory.mktemp("copy")
-    lebm = shutil.copytree(ROOT / "src" / "lebm", folder / "lebm", ignore=shutil.ignore_patterns("__pycache__"))
-    lines = {}
-    for what, (file, text, registry, changes) in ADDED.items():
-        path = lebm / file
-        assert not path.exists()
+    shutil.copytree(ROOT / "src" / "lebm", folder / "lebm", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in FILES.items():
+        path = folder / name
+        assert not path.exists(), name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.lstrip())
-        lines[what] = 0
-        if registry:
-            before = (lebm / registry).read_text()
-            after = replaced(before, changes)
-            lines[what] = len(set(after.splitlines()) - set(before.splitlines()))
-            (lebm / registry).write_text(after)
+        path.write_text(text, encoding="utf-8")
+    lines = {}
+    for what, (name, before, after, _) in LINES.items():
+        path = folder / "lebm" / name
+        old = path.read_text(encoding="utf-8")
+        new, times = re.subn(before, after, old, flags=re.S)
+        assert times == 1, f"{name} has {before} {times} times"
+        lines[what] = len(set(new.splitlines()) - set(old.splitlines()))
+        path.write_text(new, encoding="utf-8")
     return folder, lines
 
 
-def test_each_is_one_file_and_its_entry(package):
-    _, lines = package
-    assert lines["data set"] == 1 and lines["preset"] == 0
-    assert all(lines[what] <= 2 for what in ("generator", "method", "metric")), (
-        "an import, and the name in the registry"
-    )
+def test_every_example_is_one_file_and_a_line_in_a_list(package):
+    names = {Path(name).name for name in FILES}
+    assert names == {"beta_vae.py", "linear.py", "mean_start.py", "stripes.py", "pixel_spread.py", "wide.yaml"}
+    assert package[1] == {what: new for what, (*_, new) in LINES.items()}
 
 
 def test_what_was_added_learns_samples_and_is_measured(package, tmp_path):
-    folder, _ = package
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    folder = package[0]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", USE],
+        [sys.executable, "-W", "error", "-c", PROGRAM.format(copy=str(folder))],
         cwd=tmp_path,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "brightness" in done.stdout
-    command = [sys.executable, "-c", "import lebm; print(lebm.__file__)"]
-    where = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60).stdout
-    assert where.startswith(str(folder)), "the copy was used, not the installed package"
+
+
+def test_the_lists_are_named_on_the_page():
+    text = re.sub(r"```.*?```", "", PAGE, flags=re.S)
+    for file, _, after, _ in LINES.values():
+        assert f"src/lebm/{file}" in text
+        for entry in re.findall(r'"\w+\.\w+:\w+",|MeanStartConfig\b|"stripes"', after):
+            assert f"`{entry}`" in text
+    for name in ("METHODS", "GENERATORS", "AnyPosteriorStart", "AnyBase", "MODULES", "REGISTERED", "VARIANTS"):
+        assert f"`{name}`" in text
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py")])
+def test_the_examples_keep_to_the_style(name, tmp_path):
+    path = tmp_path / Path(name).name
+    path.write_text(FILES[name], encoding="utf-8")
+    config = ROOT / "pyproject.toml"
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--config", str(config), "--no-cache", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -210,10 +210,10 @@ class Linear(Generator):
     def decode(self, z):
         return z @ self.w.t() + self.b
 
-    def log_prob(self, x, z, masks=None):
+    def log_prob(self, x, z, *masks):
         return log_normal((x - self.decode(z)) / self.sigma) - x.shape[-1] * math.log(self.sigma)
 
-    def score(self, x, z, masks=None):
+    def score(self, x, z, *masks):
         return (x - self.decode(z)) @ self.w / self.sigma**2
 
 
@@ -487,7 +487,7 @@ def test_what_a_users_encoder_makes_must_fit(net, error, words):
         def decode(self, z):
             return self.layer(z)
 
-        def log_prob(self, x, z, masks=None):
+        def log_prob(self, x, z, *masks):
             return -(x - self.decode(z)).square().sum(1)
 
     with pytest.raises(error, match=words):

@@ -358,10 +358,10 @@ def test_a_failing_engine_falls_back_one_by_one_and_reports_it(monkeypatch: pyte
 
 def test_a_generator_derived_from_ours_has_its_own_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(ImageGenerator):
-        def log_prob(self, x: Tensor, z: Tensor, masks: object = None) -> Tensor:
+        def log_prob(self, x: Tensor, z: Tensor, *masks: object) -> Tensor:
             return torch.full((len(x),), 7.0) + 0 * z.sum(-1)
 
-        def score(self, x: Tensor, z: Tensor, masks: object = None) -> Tensor:
+        def score(self, x: Tensor, z: Tensor, *masks: object) -> Tensor:
             return torch.zeros_like(z)
 
     config = small("digits/paper", *SHORT)
@@ -401,8 +401,8 @@ def test_asking_for_bfloat16_where_there_is_none_is_reported() -> None:
 
 def test_the_reference_can_be_forced_and_a_cpu_always_gets_it() -> None:
     config = resolve("svhn/paper")
-    assert fast.wanted(config, torch.device("cuda")) and not fast.wanted(config, torch.device("cpu"))
-    assert not fast.wanted(resolve("svhn/paper", ["engine=reference"]), torch.device("cuda"))
+    assert engine.wanted(config, torch.device("cuda")) and not engine.wanted(config, torch.device("cpu"))
+    assert not engine.wanted(resolve("svhn/paper", ["engine=reference"]), torch.device("cuda"))
 
 
 # --- only with a GPU ------------------------------------------------------------------------------------------------

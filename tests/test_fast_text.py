@@ -38,7 +38,7 @@ def made(*settings, device="cpu"):
 class Plain:
     """Stands for a captured graph: makes the update itself."""
 
-    def __init__(self, step, method, optimizers, rng, rows, index, pool):
+    def __init__(self, step, state, rows, index, pool):
         if rows.shape[1] == 12:
             raise RuntimeError("out of memory\nmore")
         self.step, self.shape = step, rows.shape

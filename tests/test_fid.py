@@ -18,8 +18,7 @@ from lebm.config.build import build
 from lebm.core.errors import CheckpointError, ConfigError, DataError
 from lebm.core.pixels import as_floats, to_pixels
 from lebm.data import load as load_data
-from lebm.measure import METRICS, inception
-from lebm.measure import evaluate as evaluate_module
+from lebm.measure import METRICS, analysis, inception
 from lebm.measure import result as results
 from lebm.measure import statistics as stats
 from lebm.measure.evaluate import evaluate, evaluate_all
@@ -337,7 +336,7 @@ def test_the_fid_of_reconstructions(run):
 def test_real_images_are_looked_at_once_for_all_metrics(run, monkeypatch):
     """Also where their statistics cannot be cached on disk."""
     f = Fake()
-    monkeypatch.setattr(evaluate_module, "cache_folder", lambda root: None)
+    monkeypatch.setattr(analysis, "cache_folder", lambda root: None)
     together = measured(run, "fid", "fid_gaussian", "fid_reconstruction", features=f)["metrics"]
     assert f.seen == 2000 + 3 * 600
     for name in together:

@@ -54,10 +54,10 @@ class Shifted(Generator):
     def decode(self, z):
         return z
 
-    def log_prob(self, x, z, masks=None):
+    def log_prob(self, x, z, *masks):
         return log_normal((x - z) / self.sigma) - x.shape[-1] * math.log(self.sigma)
 
-    def score(self, x, z, masks=None):
+    def score(self, x, z, *masks):
         return (x - z) / self.sigma**2
 
 
@@ -139,10 +139,10 @@ class Curve(Generator):
     def decode(self, z):
         return self.last(torch.tanh(self.first(z)))
 
-    def log_prob(self, x, z, masks=None):
+    def log_prob(self, x, z, *masks):
         return log_normal((x - self.decode(z)) / self.sigma) - 3 * math.log(self.sigma)
 
-    def score(self, x, z, masks=None):
+    def score(self, x, z, *masks):
         h = torch.tanh(self.first(z))
         return ((x - self.last(h)) / self.sigma**2 @ self.last.weight * (1 - h * h)) @ self.first.weight
 

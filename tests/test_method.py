@@ -123,7 +123,7 @@ def test_a_generator_is_wrapped_once_and_a_generator_never(model):
     assert as_generator(model.generator, 4) is model.generator
     assert wrapped.modality == "other" and not wrapped.autoregressive and wrapped.facts() == {}
     assert wrapped.error(images(2), torch.zeros(2, 4)) is None and wrapped.flops(2) is None
-    assert wrapped.scalars(images(2), torch.zeros(2, 4)) == {} and wrapped.draw_masks(images(2), stream(1, "x")) is None
+    assert wrapped.scalars(images(2), torch.zeros(2, 4)) == {} and wrapped.draw_masks(images(2), stream(1, "x")) == ()
 
 
 # --- sample -----------------------------------------------------------------------------------------------------------

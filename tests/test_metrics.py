@@ -5,8 +5,8 @@ import pytest
 import scipy.linalg
 import torch
 
-from lebm.measure.frechet import Moments, frechet_distance
 from lebm.measure.mse import mean_squared_error
+from lebm.measure.statistics import Moments, frechet_distance
 
 EPS = np.finfo(np.float64).eps
 

@@ -195,7 +195,7 @@ def test_axes_of_next_to_nothing(values):
 
 
 def test_a_line_leaves_out_what_is_no_number():
-    chart = svg.lines(Chart("t", [Series("s", [0, 1, 2], [1.0, float("nan"), 3.0])], "x", "y"))
+    chart = svg.draw(Chart("t", [Series("s", [0, 1, 2], [1.0, float("nan"), 3.0])], "x", "y"))
     (line,) = re.findall(r'class="line c0" d="([^"]*)"', chart)
     assert line.count("L") == 1 and "nan" not in chart.lower().replace("&quot;", "")
     assert "null" in chart
@@ -203,8 +203,8 @@ def test_a_line_leaves_out_what_is_no_number():
 
 def test_titles_and_labels_are_text():
     for chart in (
-        svg.lines(Chart(EVIL, [Series(EVIL, [0, 1], [0, 1])] * 2, EVIL, EVIL, mark=(0.5, EVIL), name=EVIL)),
-        svg.scatter(EVIL, [Series(EVIL, [0], [0])] * 2, EVIL, EVIL),
+        svg.draw(Chart(EVIL, [Series(EVIL, [0, 1], [0, 1])] * 2, EVIL, EVIL, mark=(0.5, EVIL), name=EVIL)),
+        svg.draw(Chart(EVIL, [Series(EVIL, [0], [0])] * 2, EVIL, EVIL, dots=True)),
     ):
         assert "<script>" not in chart
 

@@ -116,32 +116,32 @@ def test_the_score_is_the_gradient_also_in_pieces(monkeypatch):
     torch.testing.assert_close(g.score(X, Z), exact)
     whole = g.log_prob(X, Z).detach()
     masks = generator(dropout=0.3, word_dropout=0.3).draw_masks(X, stream(1))
-    masked, masked_score = g.log_prob(X, Z, masks).detach(), g.score(X, Z, masks)
+    masked, masked_score = g.log_prob(X, Z, *masks).detach(), g.score(X, Z, *masks)
     monkeypatch.setattr("lebm.generators.text.PIECE", 1)
     torch.testing.assert_close(g.score(X, Z), exact)
-    torch.testing.assert_close(g.score(X, Z, masks), masked_score)
+    torch.testing.assert_close(g.score(X, Z, *masks), masked_score)
     with torch.no_grad():
         torch.testing.assert_close(g.log_prob(X, Z), whole)
-        torch.testing.assert_close(g.log_prob(X, Z, masks), masked)
+        torch.testing.assert_close(g.log_prob(X, Z, *masks), masked)
 
 
 def test_dropout_is_a_function_of_masks_that_are_drawn_once():
     g, rng = generator(dropout=0.5, word_dropout=0.5), stream(1)
     plain = g.log_prob(X, Z)
     masks = g.draw_masks(X, rng)
-    first, again = g.log_prob(X, Z, masks), g.log_prob(X, Z, masks)
+    first, again = g.log_prob(X, Z, *masks), g.log_prob(X, Z, *masks)
     z = Z.clone().requires_grad_()
-    torch.testing.assert_close(g.score(X, Z, masks), torch.autograd.grad(g.log_prob(X, z, masks).sum(), z)[0])
-    other = g.log_prob(X, Z, g.draw_masks(X, rng))
+    torch.testing.assert_close(g.score(X, Z, *masks), torch.autograd.grad(g.log_prob(X, z, *masks).sum(), z)[0])
+    other = g.log_prob(X, Z, *g.draw_masks(X, rng))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert not torch.allclose(first, plain) and not torch.allclose(first, other)
     torch.testing.assert_close(g.log_prob(X, Z), plain, rtol=0, atol=0)
-    assert generator().draw_masks(X, rng) is None
+    assert generator().draw_masks(X, rng) == ()
 
 
 def test_word_dropout_hides_words_from_the_lstm_and_not_from_the_likelihood():
     g, x = generator(word_dropout=0.999999), X
-    hidden = g.log_prob(x, Z, g.draw_masks(x, stream(1)))
+    hidden = g.log_prob(x, Z, *g.draw_masks(x, stream(1)))
     z = Z[:1]
     read = torch.tensor([[START, UNKNOWN, UNKNOWN, UNKNOWN]])
     h, _ = g._run(g.embed(read), z, g._first(z))
@@ -248,7 +248,7 @@ def test_the_chain_and_the_update_share_one_density():
     masks = before.generator.draw_masks(x, rng)
     e_neg = before.prior.base.noise(len(x), rng)
     assert torch.equal(e_neg, method.last.neg.e)
-    log_px = before.generator.log_prob(x, method.last.pos.z, masks).mean()
+    log_px = before.generator.log_prob(x, method.last.pos.z, *masks).mean()
     torch.testing.assert_close(method.last.log_px, log_px.detach())
 
 

@@ -12,7 +12,7 @@ from lebm.config.build import build
 from lebm.core.errors import ConfigError, DataError
 from lebm.core.words import END, PAD, SPECIAL, Vocabulary, lengths
 from lebm.data import Splits, load
-from lebm.measure import likelihood, nll, perplexity
+from lebm.measure import likelihood, perplexity
 from lebm.measure.evaluate import evaluate
 from lebm.measure.language_model import LanguageModel, Recipe, fit
 from lebm.measure.language_model import perplexity as perplexity_of
@@ -159,7 +159,7 @@ def test_the_reconstruction_is_written_though_the_estimate_takes_long(run, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(likelihood, "log_likelihood", stopped)
-    monkeypatch.setattr(nll, "WORDS", 40)
+    monkeypatch.setattr(likelihood, "WORDS", 40)
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, ("nll",), device="cpu")
     written = json.loads((run / "metrics.json").read_text())["metrics"]
@@ -179,7 +179,7 @@ def test_where_z_says_nothing_both_likelihoods_agree(rough_log_z):
         method.generator.start.weight.zero_()
         method.generator.lstm.weight_ih_l0[:, 4:] = 0
     ev = Evaluation(method, splits, limit=4)
-    m = {name: value for numbers in nll.measure(ev) for name, value in numbers.items()}
+    m = {name: value for numbers in likelihood.measure_text(ev) for name, value in numbers.items()}
     assert m["nll_estimate"] == pytest.approx(m["nll_reconstruction"], abs=0.3)  # the importance weights vary a little
     assert m["active_units"] == 0 and m["z_information"] == 0
 

@@ -15,7 +15,7 @@ from torch import nn
 import lebm
 from lebm import data
 from lebm.config import resolve
-from lebm.config.build import apply_stage, build
+from lebm.config.build import build
 from lebm.core.device import fitting_threads
 from lebm.core.errors import CheckpointError, ConfigError, DataError, Diverged, Interrupted, UserError
 from lebm.core.progress import Reporter
@@ -28,7 +28,7 @@ from lebm.run import Run
 from lebm.sampler import Chain
 from lebm.training import engine
 from lebm.training.health import exploded, largest_weights
-from lebm.training.log import Log
+from lebm.training.loop import Log
 from lebm.training.stages import Stages
 from lebm.training.state import TrainingState, stream_name
 from lebm.training.train import make_batches, train
@@ -373,7 +373,7 @@ def test_advice_names_only_what_the_run_has(settings, update, has):
         pytest.importorskip("zuko")
     config = tiny(*settings)
     method = build(config)
-    apply_stage(method, config.at(update))
+    config.at(update).method.apply(method)
     networks = {"encoder": "pos", "flow": "neg"}
     absent = {k for net, end in networks.items() if net not in has for k in (f"log_q_{end}", f"grad_{net}")}
     said = {key: diverged(GOOD | {key: math.nan}, method) for key in BAD if key not in absent}
@@ -420,7 +420,7 @@ REACHING = ["method.base.kind=mixture", "method.base.components=2", *ENCODER]
 def test_a_prior_chain_too_short_for_an_encoder_alone_is_named(settings, update, reach):
     config = tiny(*REACHING, "method.posterior_chain.steps=0", *settings)
     method = build(config)
-    apply_stage(method, config.at(update))
+    config.at(update).method.apply(method)
     words = warnings(GOOD, method).get("short_reach")
     assert words == short_reach(method, without_chain=not method.posterior_chain.steps)
     assert (words is None) if reach is None else f"of {reach}; " in words
@@ -536,7 +536,7 @@ def test_a_log_cut_short_is_mended(tmp_path):
         b'{"step": 3, "warning": "w"}\n{"step": 4}\n{"step": 5, "f'
     )
     assert [r["step"] for r in Run(tmp_path).rows()] == [1, 2, "x", 3, 4]
-    Log(tmp_path, resumed_at=3).close()
+    Log(Run(tmp_path), resumed_at=3).close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3, "warning": "w"}\n'
     assert Run(tmp_path / "nothing").rows() == []
 
@@ -674,8 +674,8 @@ class OfOurs(TableGenerator):
     def __init__(self):
         super().__init__(16, columns=5)
 
-    def log_prob(self, x, z, masks=None):
-        return super().log_prob(x, z, masks).unsqueeze(1)
+    def log_prob(self, x, z, *masks):
+        return super().log_prob(x, z, *masks).unsqueeze(1)
 
 
 @pytest.mark.parametrize("wrong", [Summed, Columns, OfOurs])

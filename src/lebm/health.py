@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +25,8 @@ FROZEN, COLLAPSED = 0.02, 0.02
 # The spread of an encoder's means over that of its draws. One of images that has learned nothing has .07, others soon 1
 # and more.
 BLIND = 0.1
-NARROW, SETTLED = (
-    0.2,
-    500,
-)  # a flow so much narrower than the posterior has lost most of it; networks are judged after so many updates
+NARROW = 0.2  # a flow so much narrower than the posterior has lost most of it
+SETTLED = 500  # networks are judged after so many updates
 AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
 FAR = 2.0  # times the mean square of posterior draws; where those have all their noise, healthy runs stay below 1.3
 # The reach of prior chains over a base that follows posterior draws: energies ran away with .3 and .5 (and one with
@@ -36,12 +35,6 @@ REACH = 1.0
 APART = 30.0  # nats between f at posterior and at prior draws; healthy runs stay below 20
 SHARE = 0.005  # of the log likelihood: below, z explains next to nothing of a text
 LEAST = 0.01  # the variance of E[z|x] over x from which a unit counts as active (Burda et al. 2016)
-
-PRIOR, POSTERIOR = "method.prior_chain", "method.posterior_chain"
-RATES = {name: f"optimizers.{name}.rate" for name in ("prior", "generator", "encoder", "flow")}
-LIMIT_ENERGY = "training.clip or method.energy.l2"
-LIMIT_DRIFT = f"training.clip or {POSTERIOR}.drift_limit"
-SIGMA = "; of images, raise generator.sigma"
 
 
 def scalars(method: LatentEBM, it: Iteration) -> dict[str, Tensor]:
@@ -61,220 +54,167 @@ def scalars(method: LatentEBM, it: Iteration) -> dict[str, Tensor]:
 def checks(method: LatentEBM) -> list[Check]:
     """What is looked for in every log row: first what ends learning, then what a person should know."""
     return [
-        *_divergence(method),
-        Check("prior_chain_frozen", lambda row: _frozen(method, row, "prior")),
-        Check("posterior_chain_frozen", lambda row: _frozen(method, row, "posterior")),
-        Check("prior_collapsed", lambda row: _collapsed(method, row, "prior")),
-        Check("posterior_collapsed", lambda row: _collapsed(method, row, "posterior")),
-        Check("energy_apart", lambda row: _apart(method, row)),
-        Check("prior_far_out", lambda row: _far_out(method, row)),
-        Check("encoder_left", lambda row: _encoder_left(method, row)),
-        Check("encoder_collapsed", _encoder_collapsed),
-        Check("flow_collapsed", _flow_collapsed),
-        Check("z_unused", lambda row: _z_unused(method, row)),
-        Check("base_lost", lambda row: _base_lost(method)),
+        *(Check(f"diverged_{key}", partial(_diverged, method, key), fatal=True) for key in DIVERGED),
+        *(Check(name, partial(_test, method, *rule)) for name, rule in RULES.items()),
         Check("short_reach", lambda row: short_reach(method, without_chain=not method.posterior_chain.steps)),
     ]
 
 
 # --- divergence -----------------------------------------------------------------------------------------------------
 
-
-def _divergence(method: LatentEBM) -> list[Check]:
-    limits = {
-        "z_sq_neg": MAX_SQUARE,  # chains first: where they run away, the energies follow
-        "z_sq_pos": MAX_SQUARE,
-        "f_pos": MAX_ENERGY,
-        "f_neg": MAX_ENERGY,
-        "log_px": math.inf,
-        "grad_prior": math.inf,
-        "grad_generator": math.inf,
-        "log_q_pos": MAX_LOG_Q,
-        "grad_encoder": math.inf,
-        "log_q_neg": MAX_LOG_Q,
-        "grad_flow": math.inf,
-    }
-
-    def check(key: str, limit: float) -> Check:
-        def test(row: Row) -> str | None:
-            value = row.get(key, 0.0)
-            if math.isfinite(value) and abs(value) <= limit:
-                return None
-            return f"{key} is {value:.4g}; {_advice(method, key)}"
-
-        return Check(f"diverged_{key}", test, fatal=True)
-
-    return [check(key, limit) for key, limit in limits.items()]
+CHAINS = ("prior_chain", "posterior_chain")
+LOWER = {chain: f"method.{chain}.step_size" for chain in CHAINS}
+LOWER |= {name: f"optimizers.{name}.rate" for name in ("prior", "generator", "encoder", "flow")}
+CLIP, L2, DRIFT = "training.clip", " or method.energy.l2", " or method.posterior_chain.drift_limit"
+SIGMA, GAME = "; of images, raise generator.sigma", "; flow and energy play against each other"
+# A number of the log: its limit, what to lower of what the method has (keys of LOWER), and what to set. The chains come
+# first, because where they run away the energies follow.
+DIVERGED = {
+    "z_sq_neg": (MAX_SQUARE, "prior_chain flow prior", CLIP + L2),
+    "z_sq_pos": (MAX_SQUARE, "posterior_chain encoder generator prior", CLIP + DRIFT + SIGMA),
+    "f_pos": (MAX_ENERGY, "prior", CLIP + L2),
+    "f_neg": (MAX_ENERGY, "prior", CLIP + L2),
+    "log_px": (math.inf, "posterior_chain generator encoder", CLIP + SIGMA),
+    "grad_prior": (math.inf, "prior", CLIP + L2),
+    "grad_generator": (math.inf, "generator", CLIP + SIGMA),
+    "log_q_pos": (MAX_LOG_Q, "encoder prior", CLIP + DRIFT),
+    "grad_encoder": (math.inf, "encoder prior", CLIP + DRIFT),
+    "log_q_neg": (MAX_LOG_Q, "flow prior", CLIP + L2 + GAME),
+    "grad_flow": (math.inf, "flow prior", CLIP + L2 + GAME),
+}
 
 
-def _advice(method: LatentEBM, key: str) -> str:
-    """What to lower or to set, of the chains and networks that this method has."""
-    networks, steps = method.networks(), {PRIOR: method.prior_chain.steps, POSTERIOR: method.posterior_chain.steps}
-    if key == "z_sq_neg" and not ("flow" in networks or steps[PRIOR]):
-        key = "z_sq_pos"  # draws of the base run away where the posterior draws do to which it is fitted
-    chain = {
-        "z_sq_neg": [f"{PRIOR}.step_size"],
-        "z_sq_pos": [f"{POSTERIOR}.step_size"],
-        "log_px": [f"{POSTERIOR}.step_size"],
-    }
-    names, limit, also = {
-        "z_sq_neg": (["flow", "prior"], LIMIT_ENERGY, ""),
-        "z_sq_pos": (["encoder", "generator", "prior"], LIMIT_DRIFT, SIGMA),
-        "log_px": (["generator", "encoder"], "training.clip", SIGMA),
-        "grad_generator": (["generator"], "training.clip", SIGMA),
-        "log_q_pos": (["encoder", "prior"], LIMIT_DRIFT, ""),
-        "grad_encoder": (["encoder", "prior"], LIMIT_DRIFT, ""),
-        "log_q_neg": (["flow", "prior"], LIMIT_ENERGY, "; flow and energy play against each other"),
-        "grad_flow": (["flow", "prior"], LIMIT_ENERGY, "; flow and energy play against each other"),
-    }.get(key, (["prior"], LIMIT_ENERGY, ""))
-    keys = [k for k in chain.get(key, []) if steps[k.rsplit(".", 1)[0]]] + [RATES[n] for n in names if n in networks]
-    *most, last = keys or [RATES[names[0]]]
-    return f"lower {', '.join(most)}{' or ' * bool(most)}{last}, or set {limit}{also}"
+def _diverged(method: LatentEBM, key: str, row: Row) -> str | None:
+    value, (limit, names, remedy) = row.get(key, 0.0), DIVERGED[key]
+    if math.isfinite(value) and abs(value) <= limit:
+        return None
+    there = {*method.networks(), *(chain for chain in CHAINS if getattr(method, chain).steps)}
+    if key == "z_sq_neg" and not there & {"flow", "prior_chain"}:
+        _, names, remedy = DIVERGED["z_sq_pos"]  # the base runs away where the draws do to which it is fitted
+    *most, last = [LOWER[name] for name in names.split() if name in there] or [LOWER["prior"]]
+    return f"{key} is {value:.4g}; lower {', '.join(most)}{' or ' * bool(most)}{last}, or set {remedy}"
 
 
 # --- chains and networks that mean little ---------------------------------------------------------------------------
 
 
-def _chain(method: LatentEBM, target: str) -> tuple[str, str, str, int]:
-    """The name of the draws in the log, of the start's network, and of the chain in the configuration, and its
-    steps."""
-    if target == "prior":
-        return "neg", "flow", PRIOR, method.prior_chain.steps
-    return "pos", "encoder", POSTERIOR, method.posterior_chain.steps
+class _Numbers(dict[str, Any]):
+    """A log row in which a number that is not there is NaN, of which no comparison is true."""
+
+    def __missing__(self, key: str) -> float:
+        return math.nan
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the batch has several rows, whose spread says something."""
+        return self.get("batch", 2) > 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether the networks have learned for a while."""
+        return self["step"] >= SETTLED
+
+    @property
+    def judged(self) -> bool:
+        return self.settled and self.spreads
 
 
-def _frozen(method: LatentEBM, row: Row, target: str) -> str | None:
-    name, _, key, steps = _chain(method, target)
-    if not steps or row.get(f"disp_{name}", 1.0) >= FROZEN:
-        return None
-    return (
-        f"the {target} chain is frozen: it moves by {row[f'disp_{name}']:.2g} a coordinate; raise {key}.step_size or "
-        f"{key}.steps"
-    )
+# A check of a method m and a log row r: when it fires, and its sentence with numbers of the row and words of `_advice`.
+RULES: dict[str, tuple[Callable[[Any, _Numbers], Any], str]] = {
+    "prior_chain_frozen": (
+        lambda m, r: m.prior_chain.steps and r["disp_neg"] < FROZEN,
+        "the prior chain is frozen: it moves by {disp_neg:.2g} a coordinate; raise method.prior_chain.step_size or "
+        "method.prior_chain.steps",
+    ),
+    "posterior_chain_frozen": (
+        lambda m, r: m.posterior_chain.steps and r["disp_pos"] < FROZEN,
+        "the posterior chain is frozen: it moves by {disp_pos:.2g} a coordinate; raise "
+        "method.posterior_chain.step_size or method.posterior_chain.steps",
+    ),
+    "prior_collapsed": (
+        lambda m, r: r.spreads and r["z_spread_neg"] < COLLAPSED,
+        "the prior samples have collapsed: their spread is {z_spread_neg:.2g}; lower optimizers.prior.rate{or_prior}",
+    ),
+    "posterior_collapsed": (
+        lambda m, r: r.spreads and r["z_spread_pos"] < COLLAPSED,
+        "the posterior samples have collapsed: their spread is {z_spread_pos:.2g}; lower "
+        "optimizers.prior.rate{or_posterior}",
+    ),
+    "energy_apart": (
+        lambda m, r: r.settled and abs(r["gap"]) > APART,
+        "the prior's draws do not keep up with its energy: f differs by {gap:+.3g} between posterior and prior draws; "
+        "lower optimizers.prior.rate, set method.energy.l2, or {pace}",
+    ),
+    "prior_far_out": (
+        lambda m, r: r.judged and m.posterior_chain.noise_scale == 1 and r["z_sq_neg"] > FAR * r["z_sq_pos"],
+        "the prior's draws lie much farther out than those of the posterior: their mean squares are {z_sq_neg:.3g} and "
+        "{z_sq_pos:.3g}; lower optimizers.prior.rate, or of a base that follows, method.base.memory",
+    ),
+    "encoder_left": (
+        lambda m, r: r.judged and m.posterior_chain.steps and r["disp_pos"] > AWAY * r["q_std_pos"],
+        "the posterior chain does not stay with the encoder: it moves by {disp_pos:.2g} a coordinate, and the "
+        "encoder's standard deviation is {q_std_pos:.2g}; lower method.posterior_chain.step_size, which may be too "
+        "large for so narrow a posterior, or raise optimizers.encoder.rate",
+    ),
+    "encoder_collapsed": (  # of a text the likelihood says more: see z_unused
+        lambda m, r: r.judged and r["q_spread_pos"] < max(COLLAPSED, ("z_share" not in r) * BLIND * r["q_std_pos"]),
+        "the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {q_spread_pos:.2g}, "
+        "its draws of one x by {q_std_pos:.2g}); raise optimizers.encoder.rate or method.posterior_chain.steps; of "
+        "images lower generator.sigma, of text raise generator.word_dropout",
+    ),
+    "flow_collapsed": (
+        lambda m, r: r.judged and r["q_spread_neg"] < max(COLLAPSED, NARROW * r["z_spread_pos"]),
+        "the flow has collapsed: its z spread by {q_spread_neg:.2g}, those of the posterior by {z_spread_pos:.2g}; "
+        "lower optimizers.prior.rate, raise optimizers.flow.rate or method.prior_chain.steps, or start the prior's "
+        "chains from replay",
+    ),
+    # A text generator reads its own words and could do without z; then the prior has nothing to explain.
+    "z_unused": (lambda m, r: r.settled and (r["z_share"] < SHARE or r["active_units"] == 0), "{unused}"),
+    "base_lost": (
+        lambda m, r: not m.prior.base.follows(),
+        "the base stays where it is: the covariance of the posterior draws has no root; lower optimizers.prior.rate "
+        "and look at z_sq_pos in the log",
+    ),
+}
 
 
-def _collapsed(method: LatentEBM, row: Row, target: str) -> str | None:
-    name, network, key, steps = _chain(method, target)
-    if row.get("batch", 2) == 1 or row.get(f"z_spread_{name}", 1.0) >= COLLAPSED:
-        return None
-    also = f" or {key}.step_size" if steps else f" or {RATES[network]}" * (f"log_q_{name}" in row)
-    return (
-        f"the {target} samples have collapsed: their spread is {row[f'z_spread_{name}']:.2g}; lower "
-        f"{RATES['prior']}{also}"
-    )
+def _test(method: LatentEBM, fires: Callable[[Any, _Numbers], Any], sentence: str, row: Row) -> str | None:
+    r = _Numbers(row)
+    return sentence.format_map({**r, **_advice(method, r)}) if fires(method, r) else None
 
 
-def _settled(row: Row) -> bool:
-    return row["step"] >= SETTLED
-
-
-def _apart(method: LatentEBM, row: Row) -> str | None:
-    if not _settled(row) or abs(row.get("gap", 0.0)) <= APART:
-        return None
-    remedies = ["give the prior more steps"] * bool(method.prior_chain.steps) + [f"raise {RATES['flow']}"] * (
-        "log_q_neg" in row
-    )
-    return (
-        f"the prior's draws do not keep up with its energy: f differs by {row['gap']:+.3g} between posterior and "
-        "prior draws; "
-        f"lower {RATES['prior']}, set method.energy.l2, or "
-        f"{' or '.join(remedies) or f'give the prior a chain ({PRIOR}.steps)'}"
-    )
-
-
-def _far_out(method: LatentEBM, row: Row) -> str | None:
-    if not _settled(row) or row.get("batch", 2) == 1 or method.posterior_chain.noise_scale != 1:
-        return None
-    if row.get("z_sq_neg", 0.0) <= FAR * row.get("z_sq_pos", math.inf):
-        return None
-    return (
-        "the prior's draws lie much farther out than those of the posterior: their mean squares are "
-        f"{row['z_sq_neg']:.3g} and {row['z_sq_pos']:.3g}; lower {RATES['prior']}, or of a base that follows, "
-        "method.base.memory"
-    )
-
-
-def _encoder_left(method: LatentEBM, row: Row) -> str | None:
-    if not _settled(row) or not method.posterior_chain.steps or row.get("batch", 2) == 1:
-        return None
-    if row.get("disp_pos", 0.0) <= AWAY * row.get("q_std_pos", math.inf):
-        return None
-    return (
-        f"the posterior chain does not stay with the encoder: it moves by {row['disp_pos']:.2g} a coordinate, and the "
-        "encoder's "
-        f"standard deviation is {row['q_std_pos']:.2g}; lower {POSTERIOR}.step_size, which may be too large for so "
-        "narrow a "
-        f"posterior, or raise {RATES['encoder']}"
-    )
-
-
-def _encoder_collapsed(row: Row) -> str | None:
-    blind = 0.0 if "z_share" in row else BLIND  # of a text more is known: see _z_unused
-    if not _settled(row) or row.get("batch", 2) == 1:
-        return None
-    if row.get("q_spread_pos", math.inf) >= max(COLLAPSED, blind * row.get("q_std_pos", 0.0)):
-        return None
-    return (
-        "the encoder has collapsed: it proposes nearly the same z for every x (its means spread by "
-        f"{row['q_spread_pos']:.2g}, its draws of one x by {row['q_std_pos']:.2g}); raise {RATES['encoder']} or "
-        f"{POSTERIOR}.steps; "
-        "of images lower generator.sigma, of text raise generator.word_dropout"
-    )
-
-
-def _flow_collapsed(row: Row) -> str | None:
-    if not _settled(row) or row.get("batch", 2) == 1:
-        return None
-    if row.get("q_spread_neg", math.inf) >= max(COLLAPSED, NARROW * row.get("z_spread_pos", 0.0)):
-        return None
-    return (
-        f"the flow has collapsed: its z spread by {row['q_spread_neg']:.2g}, those of the posterior by "
-        f"{row['z_spread_pos']:.2g}; "
-        f"lower {RATES['prior']}, raise {RATES['flow']} or {PRIOR}.steps, or start the prior's chains from replay"
-    )
-
-
-def _z_unused(method: LatentEBM, row: Row) -> str | None:
-    """A text generator reads its own words and could do without z; then the prior has nothing to explain."""
-    if not _settled(row):
-        return None
-    steps = f"{POSTERIOR}.steps" if method.posterior_chain.steps else RATES["encoder"]
-    remedy = f"raise generator.word_dropout or {steps}"
-    if row.get("z_share", 1.0) < SHARE:
-        return (
-            f"the posterior has collapsed: with another sentence's z the likelihood loses {row['z_gain']:.2g} nats "
-            f"({row['z_share']:.2%}), so the generator hardly uses z; {remedy}, or lower {RATES['prior']} or "
+def _advice(method: LatentEBM, r: _Numbers) -> dict[str, str]:
+    """The words of sentences that depend on the chains and networks of the method."""
+    prior, posterior = method.prior_chain.steps, method.posterior_chain.steps
+    flow, encoder = "log_q_neg" in r, "log_q_pos" in r
+    pace = ["give the prior more steps"] * bool(prior) + [f"raise {LOWER['flow']}"] * flow
+    read = f"raise generator.word_dropout or {'method.posterior_chain.steps' if posterior else LOWER['encoder']}"
+    unused = f"no unit of z is active: the posterior is the same for every sentence; {read}"
+    if r["z_share"] < SHARE:
+        unused = (
+            f"the posterior has collapsed: with another sentence's z the likelihood loses {r['z_gain']:.2g} nats "
+            f"({r['z_share']:.2%}), so the generator hardly uses z; {read}, or lower {LOWER['prior']} or "
             "generator.hidden"
         )
-    if row.get("active_units", 1.0) == 0:
-        return f"no unit of z is active: the posterior is the same for every sentence; {remedy}"
-    return None
-
-
-def _base_lost(method: LatentEBM) -> str | None:
-    if method.prior.base.follows():
-        return None
-    return (
-        "the base stays where it is: the covariance of the posterior draws has no root; "
-        f"lower {RATES['prior']} and look at z_sq_pos in the log"
-    )
+    return {
+        "pace": " or ".join(pace) or "give the prior a chain (method.prior_chain.steps)",
+        "or_prior": f" or {LOWER['prior_chain']}" if prior else f" or {LOWER['flow']}" * flow,
+        "or_posterior": f" or {LOWER['posterior_chain']}" if posterior else f" or {LOWER['encoder']}" * encoder,
+        "unused": unused,
+    }
 
 
 def short_reach(method: LatentEBM, without_chain: bool) -> str | None:
     """A note before learning begins: prior chains too short for an energy over a base that follows posterior draws,
     while no posterior chain holds those (`without_chain`)."""
     chain, base = method.prior_chain, method.prior.base
-    if (
-        not (without_chain and chain.steps and base.refit_every and method.prior.energy)
-        or method.prior_start.name != "noise"
-    ):
-        return None
-    if chain.reach >= REACH:
+    alone = without_chain and chain.steps and method.prior_start.name == "noise"
+    if not (alone and base.refit_every and method.prior.energy) or chain.reach >= REACH:
         return None
     return (
         f"prior chains of {chain.steps} steps have a reach (K0 s^2 / 2) of {chain.reach:.2g}; under {REACH:g} the "
-        "energy may run away "
-        f"while the encoder learns alone, and the base with it: raise {PRIOR}.steps, or lower {RATES['prior']}"
+        "energy may run away while the encoder learns alone, and the base with it: raise method.prior_chain.steps, or "
+        "lower optimizers.prior.rate"
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lebm import health
-from lebm.generators.base import Masks, as_generator
+from lebm.generators.base import as_generator
 from lebm.method import CHUNK, Batch, Check, Method
 from lebm.prior import EnergyPrior
 from lebm.sampler import Chain, SamplerSpec, Watch, langevin
@@ -66,14 +66,14 @@ class LatentEBM(Method):
             e_neg, e_pos = self.prior.base.noise(n, rng), self.prior.base.noise(n, rng)
             neg, pos = self._starts(e_neg, e_pos, x)
             neg.z = self.run_prior_chain(neg.z0, self.prior_chain, rng)
-            pos.z = langevin(partial(self.posterior_score, x, masks=masks), pos.z0, self.posterior_chain, rng)
+            pos.z = langevin(lambda z: self.posterior_score(x, z, *masks), pos.z0, self.posterior_chain, rng)
         f_pos, f_neg = self.prior.f(pos.z), self.prior.f(neg.z)
-        log_px = self.generator.log_prob(x, pos.z, *([] if masks is None else [masks])).mean()
+        log_px = self.generator.log_prob(x, pos.z, *masks).mean()
         loss = f_neg.mean() - f_pos.mean() - log_px  # alpha and beta share no term: one pass serves both
         loss = loss + self.energy_l2 * (f_pos.square().mean() + f_neg.square().mean())
         self.last = Iteration(x, neg, pos, f_neg.detach().mean(), f_pos.detach().mean(), log_px.detach())
-        yield self._main_networks(), loss + self.start_losses(masks)  # the latter is 0 in the paper
-        yield from self.further_phases(masks)  # in the paper there are none
+        yield self._main_networks(), loss + self.start_losses(*masks)  # the latter is 0 in the paper
+        yield from self.further_phases(*masks)  # in the paper there are none
 
     def _starts(self, e_neg: Tensor, e_pos: Tensor, x: Tensor) -> tuple[Draws, Draws]:
         """Where both chains start: in the paper the noise itself."""
@@ -92,9 +92,9 @@ class LatentEBM(Method):
         watch_u = watch and (lambda k, u: watch(k, base.unwhiten(u)))
         return base.unwhiten(langevin(self.prior.score_white, base.whiten(z), chain, rng, watch=watch_u))
 
-    def posterior_score(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
+    def posterior_score(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
         """The gradient of log p(z|x) in z, which is that of log p(x, z)."""
-        return self.prior.score(z) + self.generator.score(x, z, *([] if masks is None else [masks]))
+        return self.prior.score(z) + self.generator.score(x, z, *masks)
 
     def networks(self) -> dict[str, nn.Module]:
         own = {**self.prior.networks(), "generator": self.generator}
@@ -109,28 +109,31 @@ class LatentEBM(Method):
         """All but a base that gradients move: it has a phase of its own."""
         return tuple(name for name in self.networks() if name != "base")
 
-    def start_losses(self, masks: Masks = None) -> Tensor | float:
+    def start_losses(self, *masks: Any) -> Tensor | float:
         """What the starts add to the main loss."""
-        losses = [start.loss(draws, score) for start, draws, score in self._learning_starts(masks)]
+        losses = [start.loss(draws, score) for start, draws, score in self._learning_starts(*masks)]
         return sum((loss for loss in losses if loss is not None), start=0.0)
 
-    def further_phases(self, masks: Masks = None) -> Iterator[Phase]:
+    def further_phases(self, *masks: Any) -> Iterator[Phase]:
         """What is learned after the main phase, by starts and by a base that gradients move."""
         assert self.last is not None
-        for start, draws, score in self._learning_starts(masks):
+        for start, draws, score in self._learning_starts(*masks):
             yield from start.phases(draws, score)
         yield from self.prior.base.phases(self.last.pos.z, self.last.neg.z)
 
-    def _learning_starts(self, masks: Masks = None) -> list[tuple[Start, Draws, Any]]:
+    def _learning_starts(self, *masks: Any) -> list[tuple[Start, Draws, Any]]:
         """Each start with its chain's draws and target score; those of the prior are on u, where its start lives."""
         assert self.last is not None
-        chain, score = self.posterior_chain, partial(self.posterior_score, self.last.x, masks=masks)
-        limited = lambda z: chain.drift(score(z), 0.5 * chain.step_size**2)  # noqa: E731
-        pairs = [
+        x, chain = self.last.x, self.posterior_chain
+
+        def limited_score(z: Tensor) -> Tensor:
+            return chain.drift(self.posterior_score(x, z, *masks), 0.5 * chain.step_size**2)
+
+        starts = [
             (self.prior_start, self.neg_white(), self.prior.score_white),
-            (self.posterior_start, self.last.pos, limited),
+            (self.posterior_start, self.last.pos, limited_score),
         ]
-        return [pair for pair in pairs if type(pair[0]) is not Start]
+        return [start for start in starts if type(start[0]) is not Start]
 
     def neg_white(self) -> Draws:
         """The last draws from the prior, as u."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -201,10 +201,10 @@ class Method(nn.Module):
             yield z
 
     @torch.no_grad()
-    def decode(self, z: Tensor, batch: int = 100) -> Tensor:
-        """g(z) on the model's device, in pieces small enough for memory."""
+    def decode(self, z: Tensor, batch: int = 100, **options: Any) -> Tensor:
+        """g(z) on the model's device, in pieces small enough for memory. `options` go to its `decode`."""
         with _evaluating(self):
-            return torch.cat([self.generator.decode(part) for part in z.to(self.device).split(batch)])
+            return torch.cat([self.generator.decode(part, **options) for part in z.to(self.device).split(batch)])
 
     @torch.no_grad()
     def encode(
@@ -274,19 +274,33 @@ def update(
     for names, loss in method.losses(batch, rng):
         moving = [name for name in names if name in optimizers]
         params = [p for name in moving for p in networks[name].parameters()]
-        if not params:
-            continue
-        for p, g in zip(params, torch.autograd.grad(loss, params, materialize_grads=True), strict=True):
-            # In the memory order of its parameter, as backward() would leave it: fused optimisers read both side by
-            # side.
-            p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-        average_over_ranks(params)
-        for name in moving:
-            if clip:
-                nn.utils.clip_grad_norm_(list(networks[name].parameters()), clip)
-            optimizers[name].step()
+        if params:
+            set_gradients(loss, params)
+            move(networks, moving, optimizers, clip)
     with torch.no_grad():
         method.observe()
+
+
+def set_gradients(loss: Tensor, params: list[nn.Parameter]) -> None:
+    """.grad of every parameter, in its memory order, as backward() would leave it: fused optimisers read both side by
+    side."""
+    for p, g in zip(params, torch.autograd.grad(loss, params, materialize_grads=True), strict=True):
+        p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+
+
+def move(
+    networks: Mapping[str, nn.Module],
+    names: Iterable[str],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    clip: float,
+) -> None:
+    """Let the optimisers of these networks use their gradients, averaged over all processes and clipped."""
+    for name in names:
+        params = list(networks[name].parameters())
+        average_over_ranks(params)
+        if clip:
+            nn.utils.clip_grad_norm_(params, clip)
+        optimizers[name].step()
 
 
 @contextmanager

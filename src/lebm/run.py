@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,25 +67,21 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of log.jsonl; a last line that a kill cut short is left out."""
-        rows = []
+        rows: list[Any] = []
         if self.log_file.is_file():
             with open(self.log_file, encoding="utf-8", errors="replace") as f:
                 while line := f.readline(MAX_LINE):
-                    try:
-                        row = json.loads(line)
-                    except (ValueError, RecursionError):
-                        continue
-                    if isinstance(row, dict):
-                        rows.append(row)
-        return rows
+                    with suppress(ValueError, RecursionError):
+                        rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict)]
 
     @property
     def start(self) -> dict[str, Any] | None:
         """{"name", "updates"}: with whose networks the run began, after how many updates; None if they were random."""
         for row in reversed(self.rows()):  # of two starts, the first of which was killed at once, the last one counts
-            start = row.get("start")
-            if isinstance(start, dict) and isinstance(start.get("name"), str) and isinstance(start.get("updates"), int):
-                return {key: start[key] for key in ("name", "updates")}
+            match row.get("start"):
+                case {"name": str(name), "updates": int(updates)}:
+                    return {"name": name, "updates": updates}
         return None
 
     @property
@@ -92,15 +89,12 @@ class Run:
         """The whole of metrics.json; None where the run was not measured."""
         if not self.metrics_file.is_file():
             return None
-        try:
-            if self.metrics_file.stat().st_size > checkpoint.MAX_JSON:
-                raise ValueError("too large")
-            values = json.loads(self.metrics_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{self.metrics_file} is not readable; evaluate the run again to write it anew")
-        return values
+        with suppress(OSError, ValueError, RecursionError):
+            if self.metrics_file.stat().st_size <= checkpoint.MAX_JSON:
+                values = json.loads(self.metrics_file.read_text(encoding="utf-8"))
+                if isinstance(values, dict):
+                    return values
+        raise CheckpointError(f"{self.metrics_file} is not readable; evaluate the run again to write it anew")
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -109,10 +103,8 @@ class Run:
 def default_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2, -3, ... where that exists."""
     first = Path("runs") / name
-    n, path = 2, first
-    while path.exists():
-        path, n = first.with_name(f"{first.name}-{n}"), n + 1
-    return path
+    others = (first.with_name(f"{first.name}-{n}") for n in itertools.count(2))
+    return next(path for path in itertools.chain([first], others) if not path.exists())
 
 
 def latest_folder(name: str) -> Path:
@@ -141,72 +133,59 @@ def check_run(path: Path, config: Config, resume: bool) -> Run:
 
 def _check_same(run: Run, config: Config) -> None:
     old, new = flatten(run.config.to_dict()), flatten(config.to_dict())
+    begin, command = f"the run in {run.path} has", f"lebm train {shlex.quote(str(run.path))} --resume"
     for key in {**old, **new}:
         if old.get(key) != new.get(key) and key not in FREE_ON_RESUME:
-            command = f"lebm train {shlex.quote(str(run.path))} --resume"
-            raise CheckpointError(
-                f"the run in {run.path} has {key} = {old.get(key)}, not {new.get(key)}; to resume, leave its "
-                f"configuration as it is ({command}), or choose another --run"
-            )
-    done = max(checkpoint.saved_updates(run.checkpoints), default=0)
-    if done > config.training.updates:
-        raise CheckpointError(
-            f"the run in {run.path} has {done} updates already, and training.updates is {config.training.updates}; "
-            "give more, or leave it out"
-        )
+            advice = f"to resume, leave its configuration as it is ({command}), or choose another --run"
+            raise CheckpointError(f"{begin} {key} = {old.get(key)}, not {new.get(key)}; {advice}")
+    done, most = max(checkpoint.saved_updates(run.checkpoints), default=0), config.training.updates
+    if done > most:
+        advice = "give more, or leave it out"
+        raise CheckpointError(f"{begin} {done} updates already, and training.updates is {most}; {advice}")
 
 
 @contextmanager
 def exclusive(run: Run) -> Iterator[None]:
-    """Make the folder, keep other processes out meanwhile, and remove what a kill left half-written."""
+    """Make the folder, keep other processes out meanwhile, and remove what a kill left half-written.
+
+    The lock is on the folder itself: it leaves no file behind and ends with the process, however that ends."""
     run.path.mkdir(parents=True, exist_ok=True)
-    with _lock(run.path):
+    fd = os.open(run.path, os.O_RDONLY) if fcntl else None
+    try:
+        if fd is not None:
+            _lock(fd, run.path)
         checkpoint.sweep(run.path)
         checkpoint.sweep(run.checkpoints)
         yield
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """A lock on the folder itself: it leaves no file behind and ends with the process, however that ends."""
-    if fcntl is None:
-        yield
-        return
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(
-                f"another process is training in {path}; wait for it, stop it, or choose another --run"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        advice = "wait for it, stop it, or choose another --run"
+        raise CheckpointError(f"another process is training in {path}; {advice}") from None
+    except OSError:  # a file system without locks
+        pass
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
 def save(
-    method: Method,
-    path: str | Path,
-    note: Mapping[str, Any] | None = None,
-    *,
-    tensors: Mapping[str, Tensor] | None = None,
+    method: Method, path: str | Path, note: dict[str, Any] | None = None, *, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     """One safetensors file with the configuration inside: enough for `load`; `tensors` replace the state_dict."""
     if method.config is None:
         raise ConfigError(
             "a model that was built from parts has no configuration to be saved with; make it by lebm.build(config)"
         )
-    meta: dict[str, Any] = {"config": method.config.to_dict(), "user_generator": method.user_generator}
-    if facts := method.generator.facts():
-        meta["facts"] = facts
-    if method.updates is not None:
-        meta["updates"] = method.updates
+    optional = {"facts": method.generator.facts() or None, "updates": method.updates}
+    meta = {"config": method.config.to_dict(), "user_generator": method.user_generator}
+    meta |= {key: value for key, value in optional.items() if value is not None}
     save_tensors(Path(path), method.state_dict() if tensors is None else tensors, {**meta, **(note or {})})
 
 
@@ -214,17 +193,13 @@ def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator:
     """A model from a run folder or a .safetensors file. One with a user's generator needs it again: `generator=`."""
     tensors, meta, path = _read(Path(run_or_file))
     if meta.get("user_generator") and generator is None:
-        raise CheckpointError(
-            f"{path} was trained with a generator of the user's; pass it: "
-            f"lebm.load({str(run_or_file)!r}, generator=...)"
-        )
+        call = f"lebm.load({str(run_or_file)!r}, generator=...)"
+        raise CheckpointError(f"{path} was trained with a generator of the user's; pass it: {call}")
     try:
-        config = from_dict(meta["config"])
-        method = build(config, generator)
+        method = build(from_dict(meta["config"]), generator)
+        method.generator.set_facts(meta.get("facts", {}))
     except ConfigError as e:
         raise CheckpointError(f"{path} carries a configuration that cannot be built: {e}") from None
-    try:
-        method.generator.set_facts(meta.get("facts", {}))
     except DataError as e:
         raise CheckpointError(f"{path} is damaged: {e}") from None
     restore(method, tensors, path)
@@ -250,16 +225,13 @@ def export(run_or_file: str | Path, to: str | Path, precision: str = "float16") 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
     """Weights, what is noted beside them, and the file they are in."""
     if path.is_dir():
-        run = Run(path)
-        if not run.exists():
-            raise CheckpointError(
-                f"{path} is not a run folder (it has no config.yaml); give the folder that `lebm train` made"
-            )
-        if not run.model_file.is_file():
-            raise CheckpointError(
-                f"{path} has no model.safetensors yet; let `lebm train {path} --resume` reach its first checkpoint"
-            )
-        path = run.model_file
+        run, path = path, Run(path).model_file
+        if not Run(run).exists():
+            what = "is not a run folder (it has no config.yaml); give the folder that `lebm train` made"
+            raise CheckpointError(f"{run} {what}")
+        if not path.is_file():
+            what = f"has no model.safetensors yet; let `lebm train {run} --resume` reach its first checkpoint"
+            raise CheckpointError(f"{run} {what}")
     tensors, meta = load_tensors(path)
     if not isinstance(meta.get("config"), dict):
         raise CheckpointError(f"{path} carries no lebm configuration; it is not a model that lebm saved")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,12 +24,16 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-def _run(command: Callable[[], Any]) -> int:
+def main() -> None:
+    sys.exit(_run())
+
+
+def _run() -> int:
     """Every way a command can end, as an exit code; a user's mistake is one sentence, not a traceback."""
     try:
-        command()
+        code = app(standalone_mode=False)
         sys.stdout.flush()
-        return 0
+        return code or 0
     except (UserError, Diverged, Interrupted) as e:
         say(f"error: {e}" if isinstance(e, UserError) else str(e))
         return e.exit_code
@@ -46,14 +49,16 @@ def _run(command: Callable[[], Any]) -> int:
         say("error: there is not enough memory; lower training.batch or generator.ngf, or give fewer images at a time")
         return 2
     except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = (
-            "free some space, then try again (a run goes on with --resume)"
-            if full
-            else "check the path and its permissions"
-        )
+        advice = "check the path and its permissions"
+        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = "free some space, then try again (a run goes on with --resume)"
         say(f"error: {e.strerror or e}{f' ({e.filename})' if e.filename else ''}; {advice}")
         return 2
+    except Exception as e:
+        if not hasattr(e, "show"):  # typer's usage errors show themselves
+            raise
+        e.show()
+        return getattr(e, "exit_code", 2)
 
 
 def _out_of_memory(e: Exception) -> bool:
@@ -61,20 +66,3 @@ def _out_of_memory(e: Exception) -> bool:
     torch = sys.modules.get("torch")
     of_torch = torch is not None and isinstance(e, torch.OutOfMemoryError)
     return isinstance(e, MemoryError) or of_torch or "allocate memory" in str(e)
-
-
-def main() -> None:
-    code = 0
-
-    def command() -> None:
-        nonlocal code
-        code = app(standalone_mode=False) or 0
-
-    try:
-        sys.exit(_run(command) or code)
-    except Exception as e:  # typer's usage errors
-        show = getattr(e, "show", None)
-        if show is None:
-            raise
-        show()
-        sys.exit(getattr(e, "exit_code", 2))

@@ -38,12 +38,23 @@ PRIOR_STARTS, POSTERIOR_STARTS = "noise, flow, replay", "noise, encoder"
 Text = str | None
 Count = int | None
 Where = Path | None
+Several = list[Path] | None
+
+
+def target(option: str, words: str, *endings: str) -> Any:
+    """An option that names a file to write, which is checked before the work."""
+
+    def check(path: Where) -> Where:
+        if path is not None:
+            check_target(option, path, *endings)
+        return path
+
+    return Option(option, help=words, callback=check)
+
+
 RunArg = Annotated[Path, Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
 FolderArg = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
-Inputs = Annotated[
-    list[Path] | None,
-    Option("--input", "-i", help="Images, a folder, or one .npy/.npz file; for a text model, text files."),
-]
+Inputs = Annotated[Several, Option("--input", "-i", help="Images, a folder, or one .npy/.npz file; or text files.")]
 # So that --input takes what a shell makes of *.png; and sentences for a text model.
 More = Annotated[list[str] | None, Argument(metavar="[SENTENCE]...", help="Sentences in quotes, for a text model.")]
 Beam = Annotated[Count, Option(min=0, max=100, help="Text: search by a beam so wide; 1 takes the likeliest words.")]
@@ -51,11 +62,9 @@ Compute = Annotated[Device, Option(help="Where to compute.")]
 DataDir = Annotated[Where, Option(help="The data folder; otherwise the environment variable LEBM_DATA.")]
 PriorStart = Annotated[Text, Option("--start", metavar="NAME", help=f"Where chains start: {PRIOR_STARTS}.")]
 PosteriorStart = Annotated[Text, Option("--start", metavar="NAME", help=f"Where chains start: {POSTERIOR_STARTS}.")]
-PriorSteps = Annotated[
-    Count, Option("--steps", min=0, help="Langevin steps; default K0; 0 from noise shows the base p_0.")
-]
+PriorSteps = Annotated[Count, Option("--steps", min=0, help="Steps; default K0; 0 from noise shows the base p_0.")]
 PosteriorSteps = Annotated[Count, Option("--steps", min=0, help="Langevin steps; default K1.")]
-Result = Annotated[Where, Option(help="Also write the result to this file, e.g. results/NAME.json.")]
+Result = Annotated[Where, target("--result", "Also write the result to this file, e.g. results/NAME.json.", ".json")]
 Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")]
 Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the noise.")]
 
@@ -109,14 +118,9 @@ class Terminal(Reporter):
             return
         from rich import progress as bars
 
-        shown = (
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            "left",
-            bars.TimeRemainingColumn(),
-        )
-        with bars.Progress("{task.description}", *shown, "{task.fields[note]}", console=console) as bar:
+        times = bars.TimeElapsedColumn(), "left", bars.TimeRemainingColumn()
+        shown = "{task.description}", bars.BarColumn(), bars.MofNCompleteColumn(), *times, "{task.fields[note]}"
+        with bars.Progress(*shown, console=console) as bar:
             task = bar.add_task(what, total=None, note="")
 
             def update(done: int, total: int, note: str = "") -> None:
@@ -132,20 +136,19 @@ class Terminal(Reporter):
 class Lines:
     """Progress where the output is no terminal: a line every 30 seconds, and one at the end."""
 
-    def __init__(self, what: str, every: float = 30) -> None:
-        self.what, self.every = what, every
+    def __init__(self, what: str) -> None:
+        self.what, self.first = what, -1
         self.started = self.last = time.monotonic()
-        self.first: int | None = None
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         now = time.monotonic()
-        first = self.first = done if self.first is None else self.first
-        if done < total and now - self.last < self.every:
-            return
-        self.last = now
-        left = (now - self.started) * (total - done) / (done - first) if done > first else 0
-        estimate = f", about {left:.0f} s left" if left else ""
-        say(f"{self.what} {done}/{total}{estimate}  {note}".rstrip())
+        if self.first < 0:
+            self.first = done
+        if done == total or now - self.last >= 30:
+            left = (now - self.started) * (total - done) / (done - self.first) if done > self.first else 0
+            estimate = f", about {left:.0f} s left" if left else ""
+            say(f"{self.what} {done}/{total}{estimate}  {note}".rstrip())
+            self.last = now
 
 
 REPORTER = Terminal()
@@ -166,11 +169,6 @@ def check_target(option: str, path: Path, *endings: str) -> None:
         raise UserError(f"{option} {path} cannot be written: {above} is {what}")
 
 
-def check_result(path: Path | None) -> None:
-    if path is not None:
-        check_target("--result", path, ".json")
-
-
 def write_result(path: Path | None, summary: dict[str, Any]) -> None:
     from lebm.measure import result
 
@@ -179,6 +177,11 @@ def write_result(path: Path | None, summary: dict[str, Any]) -> None:
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
+
+
+def resources(device: Device, data_dir: Where) -> dict[str, Any]:
+    """Where to compute, where the data lies and where messages go, as functions that work for long take them."""
+    return {"device": device.value, "data_dir": data_dir, "reporter": REPORTER}
 
 
 def load_model(run: Path, device: Device) -> Method:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
 from lebm.cli import common
-from lebm.cli.common import Device, app, say
+from lebm.cli.common import Count, Device, Text, Where, app, say, target
 from lebm.core.errors import UserError
 
 LONG = 1000  # steps from which on `lebm chains` measures distances
@@ -21,10 +21,10 @@ SAMPLES = 10_000
 def chains(
     run: common.FolderArg,
     steps: Annotated[int, Option(min=1, help="Langevin steps; 2500 is the paper's long-run test.")] = 100,
-    every: Annotated[int | None, Option(min=1, help="Show every so many steps; default a tenth of --steps.")] = None,
+    every: Annotated[Count, Option(min=1, help="Show every so many steps; default a tenth of --steps.")] = None,
     rows: Annotated[int, Option(min=1, max=200, help="How many chains to show.")] = 8,
-    samples: Annotated[int | None, Option(min=0, help="For distances; default 10,000 from 1,000 steps on.")] = None,
-    metric: Annotated[str | None, Option(help="fid (Inception) or frechet (pixels); default what fits.")] = None,
+    samples: Annotated[Count, Option(min=0, help="For distances; default 10,000 from 1,000 steps on.")] = None,
+    metric: Annotated[Text, Option(help="fid (Inception) or frechet (pixels); default what fits.")] = None,
     seed: common.Seed = 0,
     device: common.Compute = Device.auto,
     data_dir: common.DataDir = None,
@@ -33,7 +33,6 @@ def chains(
     """Chains of the learned prior, started as the run starts them: images, energies, an animation and the data."""
     if metric not in (None, "fid", "frechet"):
         raise UserError(f"--metric is {metric!r}; it must be fid or frechet")
-    common.check_result(result)
     wanted = steps >= LONG if samples is None else samples > 0
     if result is not None and not wanted:
         raise UserError(
@@ -53,33 +52,23 @@ def chains(
         own = subject.method.choose("prior")
         if not common.is_usual(subject.method, own):
             say(f"note: the chains start like those of the run's samples, whose z are drawn thus: {own.in_words()}")
-        _show_chains(run, part)
+        for k, lines in zip(part["steps"], part.get("sentences", []), strict=False):
+            print(f"step {k}\n" + "\n".join(f"    {line}" for line in lines))
+        for name in ("figures/chains.png", "figures/chains.webp", "chains.npz"):
+            if (run / name).is_file() and not (name.endswith("webp") and "sentences" in part):
+                say(f"{run / name}")
         if measured:
             summary = longrun.measure(subject, steps, samples or SAMPLES, metric, seed)
-            _show_distances(summary, samples or SAMPLES)
+            if (drawn := summary["protocol"]["long_run"]["samples"]) < (samples or SAMPLES):
+                say(
+                    f"note: the distances are of {drawn} samples, as many as this run has replayed chains: "
+                    "more of them would run for longer than the others"
+                )
+            common.print_metrics(summary)
+            print(longrun.in_words(summary))
             subject.write("long_run", {"metrics": summary["metrics"], "protocol": summary["protocol"]["long_run"]})
             common.write_result(result, summary)
     report.write(run)
-
-
-def _show_chains(run: Path, part: dict[str, Any]) -> None:
-    for k, lines in zip(part["steps"], part.get("sentences", []), strict=False):
-        print(f"step {k}\n" + "\n".join(f"    {line}" for line in lines))
-    for name in ("figures/chains.png", "figures/chains.webp", "chains.npz"):
-        if (run / name).is_file() and not (name.endswith("webp") and "sentences" in part):
-            say(f"{run / name}")
-
-
-def _show_distances(summary: dict[str, Any], asked: int) -> None:
-    from lebm.measure import longrun
-
-    if (drawn := summary["protocol"]["long_run"]["samples"]) < asked:
-        say(
-            f"note: the distances are of {drawn} samples, as many as this run has replayed chains: "
-            "more of them would run for longer than the others"
-        )
-    common.print_metrics(summary)
-    print(longrun.in_words(summary))
 
 
 @app.command()
@@ -95,14 +84,9 @@ def diagnose(
         part = analysis.diagnose(subject, seed)
     subject.write("diagnostics", part)
     print(f"{part['verdict']}: {part['words']}")
-    z = part["log_z"]
-    common.print_table(
-        ["statistic of f along the chains", "value"],
-        [
-            *([name, f"{value:g}"] for name, value in part["statistics"].items()),
-            ["log Z, estimate", f"{z['value']:.3f} ± {z['error']:.3f}"],
-        ],
-    )
+    z, rows = part["log_z"], [[name, f"{value:g}"] for name, value in part["statistics"].items()]
+    estimate = ["log Z, estimate", f"{z['value']:.3f} ± {z['error']:.3f}"]
+    common.print_table(["statistic of f along the chains", "value"], [*rows, estimate])
     print(f"report: {report.write(run).resolve()}")
 
 
@@ -128,9 +112,7 @@ def neighbours(
 @app.command("report")
 def report_(
     runs: Annotated[list[Path], Argument(metavar="RUN", help="A run folder; several are compared side by side.")],
-    to: Annotated[
-        Path | None, Option("--out", help="FILE.html; default in the run folder, or comparison.html.")
-    ] = None,
+    to: Annotated[Where, target("--out", "FILE.html; default in the run folder, or comparison.html.", ".html")] = None,
     compute: Annotated[bool, Option(help="Draw what the folder lacks; needs model and data.")] = True,
     device: common.Compute = Device.auto,
     data_dir: common.DataDir = None,
@@ -140,8 +122,6 @@ def report_(
     from lebm.run import Run
     from lebm.show import report
 
-    if to is not None:
-        common.check_target("--out", to, ".html")
     for run in runs:
         if not Run(run).exists():
             raise UserError(f"{run} is not a run folder; give the folder that training wrote, with its config.yaml")
@@ -187,7 +167,7 @@ def explore(
 @app.command()
 def fid(
     a: Annotated[str, Argument(metavar="IMAGES", help="NAME:train, NAME:test, a folder, a .npy or .npz file.")],
-    b: Annotated[str | None, Argument(metavar="IMAGES", help="The same; without it statistics are stored.")] = None,
+    b: Annotated[Text, Argument(metavar="IMAGES", help="The same; without it statistics are stored.")] = None,
     device: common.Compute = Device.auto,
     data_dir: common.DataDir = None,
     result: common.Result = None,
@@ -195,7 +175,6 @@ def fid(
     """The Fréchet Inception distance between two sets of images."""
     from lebm.measure import compare
 
-    common.check_result(result)
     summary, paths = compare.fid(a, b, device=device.value, data_dir=data_dir, reporter=common.REPORTER)
     common.write_result(result, summary)
     for one, path in zip(summary["data"].values(), paths, strict=True):

@@ -9,34 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from lebm.cli import common
-from lebm.cli.common import POSTERIOR_STARTS, PRIOR_STARTS, Device, Split, app, say
+from lebm.cli.common import POSTERIOR_STARTS, PRIOR_STARTS, Count, Device, Split, Text, Where, app, say
 from lebm.core.errors import UserError
 
 if TYPE_CHECKING:
     from lebm.config import Config
 
 
-Source = Annotated[
-    str, Argument(metavar="PRESET_OR_YAML", help="A preset (see `lebm presets`), a YAML file, or a run folder.")
-]
-
-
 @app.command()
 def train(
-    source: Source,
+    source: Annotated[str, Argument(metavar="PRESET_OR_YAML", help="A preset (`lebm presets`), a YAML file or a run.")],
     settings: common.Settings = None,
-    run: Annotated[Path | None, Option(help="The run folder; default runs/NAME.")] = None,
+    run: Annotated[Where, Option(help="The run folder; default runs/NAME.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint of the run folder.")] = False,
     max_seconds: Annotated[float | None, Option(min=0, help="Stop, saved, after so many seconds.")] = None,
     device: common.Compute = Device.auto,
-    seed: Annotated[int | None, Option(min=0, help="The run's seed; the same as --set seed=N.")] = None,
+    seed: Annotated[Count, Option(min=0, help="The run's seed; the same as --set seed=N.")] = None,
     data_dir: common.DataDir = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print the configuration and the model's size, then stop.")
-    ] = False,
-    verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Print all of the configuration, not only changes.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print configuration and the model's size, then stop.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Print all the configuration, not only changes.")] = False,
 ) -> None:
     """Learn a model by Algorithm 1 of the paper."""
     from lebm.config import resolve
@@ -61,11 +52,12 @@ def train(
     check_run(run, config, resume)
     _show(config, verbose)
     say(f"run folder: {run}")
-    train_model(
-        config, run=run, resume=resume, max_seconds=max_seconds, device=device.value, data_dir=data_dir,
-        reporter=common.REPORTER,
-    )  # fmt: skip
-    _say_next(config, run)
+    train_model(config, run=run, resume=resume, max_seconds=max_seconds, **common.resources(device, data_dir))
+    from lebm import modalities
+
+    named = shlex.quote(str(run))
+    more = "-n 20" if modalities.of(config.generator.MODALITY).terminal else "-n 64 --out samples.png"
+    say(f"look at it: lebm evaluate {named}   or   lebm sample {named} {more}")
 
 
 def _dry_run(config: Config, device: Device) -> None:
@@ -102,14 +94,6 @@ def _value(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _say_next(config: Config, run: Path) -> None:
-    from lebm import modalities
-
-    where = shlex.quote(str(run))
-    more = "-n 20" if modalities.of(config.generator.kind).terminal else "-n 64 --out samples.png"
-    say(f"look at it: lebm evaluate {where}   or   lebm sample {where} {more}")
-
-
 @app.command()
 def demo(
     run: Annotated[Path, Option(help="The run folder.")] = Path("runs/demo"),
@@ -127,8 +111,7 @@ def demo(
     summary = evaluate_run(run, device=device.value, reporter=common.REPORTER)
     common.print_metrics(summary)
     analysis.complete(analysis.Subject(run, device.value, reporter=common.REPORTER))
-    page = report.write(run)
-    m = summary["metrics"]
+    page, m = report.write(run), summary["metrics"]
     print(
         f"Samples from the learned prior lie {m['frechet_gaussian'] / m['frechet']:.1f} times closer to the data than "
         "samples from N(0, I) through the same generator: this is what the energy-based prior buys."
@@ -139,20 +122,16 @@ def demo(
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], Argument(metavar="RUN", help="A run folder; several are seeds of one configuration.")],
-    metrics: Annotated[str | None, Option(help="Comma-separated names from `lebm metrics`; default what fits.")] = None,
-    samples: Annotated[int | None, Option(min=2, help="How many to draw; default 50,000 for FID, else 10,000.")] = None,
+    metrics: Annotated[Text, Option(help="Comma-separated names from `lebm metrics`; default what fits.")] = None,
+    samples: Annotated[Count, Option(min=2, help="How many to draw; default 50,000 for FID, else 10,000.")] = None,
     split: Annotated[Split, Option(help="What the FID compares with; `validation` uses no test images.")] = Split.train,
-    limit: Annotated[int | None, Option(min=1, help="Only so many test images for mse; default all.")] = None,
-    seed: Annotated[int | None, Option(min=0, help="Seed of the noise; default 0, and 1 for `validation`.")] = None,
-    prior_start: Annotated[str | None, Option(metavar="NAME", help=f"Start of prior chains: {PRIOR_STARTS}.")] = None,
-    prior_steps: Annotated[int | None, Option(min=0, help="Langevin steps of prior chains.")] = None,
-    posterior_start: Annotated[
-        str | None, Option(metavar="NAME", help=f"Start of inference: {POSTERIOR_STARTS}.")
-    ] = None,
-    posterior_steps: Annotated[int | None, Option(min=0, help="Langevin steps of the inference.")] = None,
-    beside: Annotated[
-        bool, Option("--beside", help="Set runs that differ in more than the seed side by side.")
-    ] = False,
+    limit: Annotated[Count, Option(min=1, help="Only so many test images for mse; default all.")] = None,
+    seed: Annotated[Count, Option(min=0, help="Seed of the noise; default 0, and 1 for `validation`.")] = None,
+    prior_start: Annotated[Text, Option(metavar="NAME", help=f"Start of prior chains: {PRIOR_STARTS}.")] = None,
+    prior_steps: Annotated[Count, Option(min=0, help="Langevin steps of prior chains.")] = None,
+    posterior_start: Annotated[Text, Option(metavar="NAME", help=f"Start of inference: {POSTERIOR_STARTS}.")] = None,
+    posterior_steps: Annotated[Count, Option(min=0, help="Langevin steps of the inference.")] = None,
+    beside: Annotated[bool, Option("--beside", help="Set runs that differ beyond the seed side by side.")] = False,
     device: common.Compute = Device.auto,
     data_dir: common.DataDir = None,
     result: common.Result = None,
@@ -160,12 +139,10 @@ def evaluate(
     """Measure a run: metrics.json, figures and report.html in its folder. Of several runs, the mean too."""
     from lebm.measure.evaluate import evaluate_all
 
-    common.check_result(result)
     chosen = [m.strip() for m in metrics.split(",") if m.strip()] if metrics else None
     samplers = {"prior": (prior_start, prior_steps), "posterior": (posterior_start, posterior_steps)}
     how = {"samples": samples, "split": split.value, "limit": limit, "seed": seed}
-    where = {"device": device.value, "data_dir": data_dir, "reporter": common.REPORTER}
-    summary = evaluate_all(runs, chosen, beside, **samplers, **how, **where)
+    summary = evaluate_all(runs, chosen, beside, **samplers, **how, **common.resources(device, data_dir))
     common.write_result(result, summary)
     common.print_metrics(summary)
     if split is not Split.validation:
@@ -175,15 +152,11 @@ def evaluate(
 
 @app.command()
 def anomaly(
-    digits: Annotated[str | None, Option(help="Labels that are the anomaly in turn; default 1,4,5,7,9.")] = None,
-    preset: Annotated[
-        str, Option(metavar="PRESET_OR_YAML", help="Or mnist/anomaly-paper, or your own.")
-    ] = "mnist/anomaly",
+    digits: Annotated[Text, Option(help="Labels that are the anomaly in turn; default 1,4,5,7,9.")] = None,
+    preset: Annotated[str, Option(metavar="PRESET_OR_YAML", help="Or mnist/anomaly-paper.")] = "mnist/anomaly",
     seeds: Annotated[str, Option(help="Seeds of the training, with commas; the split is always the same.")] = "1",
     settings: common.Settings = None,
-    run: Annotated[
-        Path | None, Option(help="The folder of the runs; default runs/NAME. What it holds goes on.")
-    ] = None,
+    run: Annotated[Where, Option(help="The folder of the runs; default runs/NAME. What it holds goes on.")] = None,
     neighbours: Annotated[bool, Option("--neighbours", help="Score by the nearest training image instead.")] = False,
     device: common.Compute = Device.auto,
     data_dir: common.DataDir = None,
@@ -192,12 +165,11 @@ def anomaly(
     """The paper's anomaly detection: train without one digit, detect it among the others; each digit in turn."""
     from lebm.config import resolve
 
-    common.check_result(result)
     config = resolve(preset, settings or [])
     from lebm.detect import experiment
 
     labels = experiment.CLASSES if digits is None else _numbers("--digits", digits)
-    options: dict[str, Any] = {"device": device.value, "data_dir": data_dir, "reporter": common.REPORTER}
+    options = common.resources(device, data_dir)
     if neighbours:
         summary = experiment.nearest_neighbours(config, labels, **options)
     else:

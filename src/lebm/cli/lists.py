@@ -71,9 +71,7 @@ def data(data_dir: DataDir = None) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[
-        str, Argument(metavar="NAME", help="A data set that can be fetched, see `lebm data`, or inception.")
-    ],
+    name: Annotated[str, Argument(metavar="NAME", help="A data set that can be fetched (`lebm data`), or inception.")],
     data_dir: DataDir = None,
 ) -> None:
     """Download a data set's official files, or the Inception network of the FID, into the data folder."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from lebm.cli import common
-from lebm.cli.common import Device, Precision, app, say
+from lebm.cli.common import Device, Precision, Several, Where, app, say, target
 from lebm.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ SCORES = "joint, chains, error, likelihood, prior, combined"
 @app.command()
 def sample(
     run: common.RunArg,
-    to: Annotated[
-        Path | None, Option("--out", help="FILE.png, a grid, or FILE.npz; text: FILE.txt or terminal.")
-    ] = None,
+    to: Annotated[Where, Option("--out", help="FILE.png, a grid, or FILE.npz; text: FILE.txt or terminal.")] = None,
     n: Annotated[int, Option("-n", min=1, max=10**7, help="How many.")] = 64,
     temperature: Annotated[float | None, Option(help="Text: below 1 likelier words than the model's.")] = None,
     top_p: Annotated[float | None, Option(help="Text: choose among the likeliest words of this probability.")] = None,
@@ -42,10 +39,7 @@ def sample(
     """Draw from the learned prior and generate: images into a file, sentences onto the terminal."""
     from lebm.generators.text import check_decoding
 
-    method, modality = _open(run, device, "sample", to)
-    given = {"temperature": temperature, "top_p": top_p, "beam": beam}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    modality.check_options(**options)
+    method, modality, options = _open(run, device, "sample", to, temperature=temperature, top_p=top_p, beam=beam)
     check_decoding(**{"temperature": 1.0, "top_p": 1.0, "beam": 0, **options})
     if to is not None and to.suffix.lower() == ".png" and n > MOST_SHOWN:
         raise UserError(f"-n is {n}, too many for one picture; give at most {MOST_SHOWN}, or --out FILE.npz")
@@ -60,9 +54,7 @@ def sample(
 def reconstruct(
     run: common.RunArg,
     inputs: common.Inputs = None,
-    to: Annotated[
-        Path | None, Option("--out", help="FILE.png, pairs, or FILE.npz; text: FILE.csv or terminal.")
-    ] = None,
+    to: Annotated[Where, Option("--out", help="FILE.png, pairs, or FILE.npz; text: FILE.csv or terminal.")] = None,
     beam: common.Beam = None,
     steps: common.PosteriorSteps = None,
     start: common.PosteriorStart = None,
@@ -71,15 +63,12 @@ def reconstruct(
     more: common.More = None,
 ) -> None:
     """Infer z for every image or sentence and generate it again."""
-    _check_given(inputs, more)
-    method, modality = _open(run, device, "reconstruct", to)
-    options = _beam(modality, beam)
-    spec = method.choose("posterior", start, steps)
-    given = _read(modality, method, inputs, more)
+    asked = _asked(inputs, more)
+    method, modality, options = _open(run, device, "reconstruct", to, beam=beam)
+    spec, given = method.choose("posterior", start, steps), _read(modality, method, asked)
     with common.REPORTER.progress("inferring") as update:
         z = method.encode(given.rows, seed, spec, progress=update)
-    x_hat = _decode(method, z, options)
-    log_px = -method.nll(given.rows, z)
+    x_hat, log_px = method.decode(z, **options).cpu(), -method.nll(given.rows, z)
     quality = modality.write_reconstructions(to, given, x_hat, z, log_px, method.generator)
     say(f"{len(z)} reconstructions{_in(to)}; {quality}{common.how_drawn(method, spec)}")
 
@@ -87,11 +76,11 @@ def reconstruct(
 @app.command()
 def score(
     run: Annotated[Path, Argument(metavar="RUN", help="A run, a model file, or what Detector.save wrote.")],
-    to: Annotated[Path, Option("--out", help="FILE.csv: index, file, score. Of images also FILE-strangest.png.")],
+    to: Annotated[Path, target("--out", "FILE.csv: index, file, score. Of images also FILE-strangest.png.", ".csv")],
     inputs: common.Inputs = None,
     sort: Annotated[bool, Option("--sort", help="Most anomalous first, instead of input order.")] = False,
     name: Annotated[str | None, Option("--score", metavar="NAME", help=f"One of {SCORES}.")] = None,
-    normal: Annotated[list[Path] | None, Option(help="What `combined` is fitted to; default training data.")] = None,
+    normal: Annotated[Several, Option(help="What `combined` is fitted to; default training data.")] = None,
     steps: common.PosteriorSteps = None,
     start: common.PosteriorStart = None,
     seed: common.Seed = 0,
@@ -104,33 +93,33 @@ def score(
     from lebm.core.files import save_csv
     from lebm.core.pixels import as_floats
 
-    common.check_target("--out", to, ".csv")
-    _check_given(inputs, more)
+    asked = _asked(inputs, more)
     scorer = _scorer(run, name, seed, device)
     method, modality = scorer.method, modalities.of(scorer.method.generator.modality)
     if scorer.name != "joint" and (steps is not None or start is not None):
         raise UserError(
             f"--steps and --start go with the score joint, not with {scorer.name}; leave them out, or use --score joint"
         )
-    if normal and (scorer.name != "combined" or scorer.density is not None):
+    unfitted = scorer.name == "combined" and scorer.density is None
+    if normal and not unfitted:
         fitted = " of a fitted detector" if scorer.density is not None else ""
         raise UserError(
             f"--normal goes with the score combined of a run, and this is {scorer.name}{fitted}; leave it out"
         )
-    given = _read(modality, method, inputs, more)
-    if scorer.name == "combined" and scorer.density is None:
+    given = _read(modality, method, asked)
+    if unfitted:
         scorer.fit(_normal_rows(method, modality, normal, data_dir))
     x, spec = as_floats(given.rows), method.choose("posterior", start, steps)
     with common.REPORTER.progress("scoring") as update:
         joint = scorer.name == "joint"
         scores = (method.anomaly_score(x, seed, spec, progress=update) if joint else scorer(x, update)).tolist()
-    ranked = sorted(enumerate(scores), key=lambda row: -row[1])
-    lines = ranked if sort else enumerate(scores)
-    save_csv(to, ["index", "file", "score"], ([i, given.names[i], f"{value:.9g}"] for i, value in lines))
+    ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
+    lines = ([i, given.names[i], f"{scores[i]:.9g}"] for i in (ranked if sort else range(len(scores))))
+    save_csv(to, ["index", "file", "score"], lines)
     sheet = ""
     if modality.pictures:
         path = to.with_name(f"{to.stem}-strangest.png")
-        modality.write_samples(path, x[[i for i, _ in ranked[:SHEET]]], method.generator)
+        modality.write_samples(path, x[ranked[:SHEET]], method.generator)
         sheet = f", the most anomalous images in {path}"
     say(f"{len(scores)} scores ({scorer.name}) in {to}{sheet}{_judged_at(scorer, spec)}")
 
@@ -139,7 +128,7 @@ def score(
 def interpolate(
     run: common.RunArg,
     inputs: common.Inputs = None,
-    to: Annotated[Path | None, Option("--out", help="FILE.png, a row a pair, or FILE.npz; text: FILE.txt.")] = None,
+    to: Annotated[Where, Option("--out", help="FILE.png, a row a pair, or FILE.npz; text: FILE.txt.")] = None,
     beam: common.Beam = None,
     points: Annotated[int, Option(min=2, help="Points of a path, its ends included.")] = 9,
     steps: common.PosteriorSteps = None,
@@ -152,11 +141,9 @@ def interpolate(
     from lebm.core.pixels import as_floats
     from lebm.measure import paths
 
-    _check_given(inputs, more)
-    method, modality = _open(run, device, "interpolate", to)
-    options = _beam(modality, beam)
-    spec = method.choose("posterior", start, steps)
-    rows = _read(modality, method, inputs, more).rows
+    asked = _asked(inputs, more)
+    method, modality, options = _open(run, device, "interpolate", to, beam=beam)
+    spec, rows = method.choose("posterior", start, steps), _read(modality, method, asked).rows
     if len(rows) < 2:
         raise UserError(f"{len(rows)} {modality.noun} is given; a path needs two ends")
     x = as_floats(rows[: len(rows) // 2 * 2])
@@ -169,13 +156,12 @@ def interpolate(
 @app.command()
 def export(
     run: common.RunArg,
-    to: Annotated[Path, Option("--out", help="FILE.safetensors")],
+    to: Annotated[Path, target("--out", "FILE.safetensors", ".safetensors")],
     precision: Annotated[Precision, Option(help="Of the weights in the file.")] = Precision.float16,
 ) -> None:
     """Write a trained model alone as one small file, which every command that takes a model reads."""
     from lebm.run import export as export_model
 
-    common.check_target("--out", to, ".safetensors")
     export_model(run, to, precision.value)
     say(f"{to}: {to.stat().st_size / 2**20:.1f} MiB")
 
@@ -183,8 +169,10 @@ def export(
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _open(run: Path, device: Device, verb: str, to: Path | None) -> tuple[Method, Modality]:
-    """The model and the modality of its rows, after --out was checked."""
+def _open(
+    run: Path, device: Device, verb: str, to: Path | None, **given: Any
+) -> tuple[Method, Modality, dict[str, Any]]:
+    """The model, the modality of its rows and the options that were given, after --out and these were checked."""
     from lebm import modalities
 
     if to is not None:
@@ -193,33 +181,25 @@ def _open(run: Path, device: Device, verb: str, to: Path | None) -> tuple[Method
     method = common.load_model(run, device)
     modality = modalities.of(method.generator.modality)
     modality.check_target(verb, to)
-    return method, modality
+    options = {name: value for name, value in given.items() if value is not None}
+    modality.check_options(**options)
+    return method, modality, options
 
 
-def _check_given(inputs: Sequence[Path] | None, more: Sequence[str] | None) -> None:
-    if not inputs and not more:
+def _asked(inputs: Several, more: list[str] | None) -> list[str | Path]:
+    asked: list[str | Path] = [*(inputs or []), *(more or [])]
+    if not asked:
         raise UserError(
             "no input is given; name images or a text file with --input, or for a text model give sentences in quotes"
         )
+    return asked
 
 
-def _read(modality: Modality, method: Method, inputs: list[Path] | None, more: list[str] | None) -> Inputs:
-    given = modality.read_inputs([*(inputs or []), *(more or [])], method.generator)
+def _read(modality: Modality, method: Method, asked: list[str | Path]) -> Inputs:
+    given = modality.read_inputs(asked, method.generator)
     for note in given.notes:
         say(f"note: {note}")
     return given
-
-
-def _beam(modality: Modality, beam: int | None) -> dict[str, Any]:
-    options = {} if beam is None else {"beam": beam}
-    modality.check_options(**options)
-    return options
-
-
-def _decode(method: Method, z: Tensor, options: dict[str, Any]) -> Tensor:
-    if not options:
-        return method.decode(z).cpu()
-    return method.generator.decode(z.to(method.device), **options).cpu()
 
 
 def _in(to: Path | None) -> str:
@@ -246,12 +226,12 @@ def _scorer(path: Path, name: str | None, seed: int, device: Device) -> Scorer:
     return scorer
 
 
-def _normal_rows(method: Method, modality: Modality, normal: list[Path] | None, data_dir: Path | None) -> Tensor:
+def _normal_rows(method: Method, modality: Modality, normal: Several, data_dir: Where) -> Tensor:
     """What a combined score is fitted to: the rows given, or the run's training rows."""
     from lebm.core.pixels import as_floats
     from lebm.data import HANDED_IN, data_root
     from lebm.data import load as load_data
-    from lebm.detect.trial import normal_rows
+    from lebm.detect.experiment import normal_rows
 
     if normal:
         return as_floats(modality.read_inputs(normal, method.generator).rows)

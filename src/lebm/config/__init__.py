@@ -5,9 +5,10 @@ of its limits is an error that names the key and says what would be valid."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lebm.config.files import (
     MAX_CONFIG_BYTES,
@@ -20,58 +21,49 @@ from lebm.config.files import (
     read_preset,
     read_yaml,
 )
-from lebm.config.generators import AnyGenerator, ImageConfig, TableConfig, TextConfig
-from lebm.config.methods import (
-    METHODS,
-    ChainConfig,
-    EncoderStart,
-    EnergyConfig,
-    FlowBase,
-    FlowStart,
-    LatentEBMConfig,
-    MixtureBase,
-    NoiseStart,
-    PriorChainConfig,
-    ReplayStart,
-    StandardBase,
-    WhitenedBase,
-)
-from lebm.config.schema import Config, check_learning, json_schema
-from lebm.config.sections import AnomalyConfig, DataConfig, OptimizerConfig, Schedule, Stage, TrainingConfig
 from lebm.core.errors import ConfigError
-from lebm.core.section import show
+from lebm.core.section import Section, show
+
+if TYPE_CHECKING:
+    from lebm.config.schema import Config, OptimizerConfig, Stage, check_learning, json_schema
+
+    Source = str | Path | Mapping[str, Any] | Config
 
 __all__ = [
-    "MAX_CONFIG_BYTES", "METHODS", "AnomalyConfig", "AnyGenerator", "ChainConfig", "Config", "DataConfig",
-    "EncoderStart", "EnergyConfig", "FlowBase", "FlowStart", "ImageConfig", "LatentEBMConfig", "MixtureBase",
-    "NoiseStart", "OptimizerConfig", "PriorChainConfig", "ReplayStart", "Schedule", "Stage", "StandardBase",
-    "TableConfig", "TextConfig", "TrainingConfig", "WhitenedBase", "check_learning", "differences", "expand",
-    "flatten", "from_dict", "json_schema", "merge", "preset_names", "resolve",
+    "MAX_CONFIG_BYTES", "Config", "OptimizerConfig", "Stage", "check_learning", "differences", "expand", "flatten",
+    "from_dict", "json_schema", "merge", "preset_names", "resolve",
 ]  # fmt: skip
 
-Source = str | Path | Mapping[str, Any] | Config
+
+def __getattr__(name: str) -> Any:
+    """Config and the sections. They are imported when they are first needed, and the registered methods and generators
+    with them."""
+    for room in ("schema", "methods", "generators", "sections"):
+        module = importlib.import_module(f"lebm.config.{room}")
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def resolve(source: Source, settings: Iterable[str] = ()) -> Config:
     """A Config from a preset's name, a YAML file, a run folder, a mapping or a Config, with KEY=VALUE settings on
     top."""
-    if isinstance(source, Config):
-        values: Mapping[str, Any] = source.to_dict()
-    elif isinstance(source, Mapping):
-        values = _with_preset(expand(source), where="the configuration")
-    elif isinstance(source, str | Path):
-        values = _read(source)
-    else:
-        what = type(source).__name__
-        raise ConfigError(f"the configuration is a {what}; give a preset's name, a YAML file, a mapping or a Config")
+    layers = _layers(source)
     asked: dict[str, Any] = {}
     for setting in settings:
         asked = merge(asked, parse_setting(setting))
-    return from_dict(merge(values, asked))
+    from lebm.config import schema  # only now: a mistyped preset is told before anything else is imported
+
+    values = schema.KINDS
+    for layer in (*layers, asked):
+        values = merge(values, layer)
+    return from_dict(values)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """A Config from nested mappings; what they leave out has its default."""
+    from lebm.config.schema import Config
+
     return Config.model_validate(dict(values))
 
 
@@ -81,8 +73,7 @@ def differences(config: Config) -> dict[str, tuple[Any, Any]]:
     Each with the other value and its own. A section of another kind, or one that only one of them has, is a value as a
     whole; None stands for what is absent.
     """
-    known = config.based_on in preset_names()
-    other = resolve(str(config.based_on)) if known else Config()
+    other = resolve(config.based_on if config.based_on in preset_names() else {})
     return {key: (old, new) for key, old, new in _compare(other.to_dict(), config.to_dict()) if key != "based_on"}
 
 
@@ -95,7 +86,15 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = 
             yield prefix + key, old, new
 
 
-def _read(source: str | Path) -> dict[str, Any]:
+def _layers(source: Source) -> list[dict[str, Any]]:
+    """What the source says, after the presets that it stands on."""
+    if isinstance(source, Section):
+        return [source.to_dict()]
+    if isinstance(source, Mapping):
+        return _on_preset(expand(source), "the configuration")
+    if not isinstance(source, str | Path):
+        what = type(source).__name__
+        raise ConfigError(f"the configuration is a {what}; give a preset's name, a YAML file, a mapping or a Config")
     path, names = Path(source), preset_names()
     if (path / "config.yaml").is_file():
         path = path / "config.yaml"
@@ -105,33 +104,19 @@ def _read(source: str | Path) -> dict[str, Any]:
         presets = ", ".join(names)
         raise ConfigError(f"{source} is a folder without a config.yaml; name a preset ({presets}) or a YAML file")
     if path.suffix in (".yaml", ".yml") or path.is_file():
-        return _with_preset(expand(read_yaml(path)), where=str(source))
+        return _on_preset(expand(read_yaml(path)), str(source))
     return _preset(str(source))
 
 
-def _preset(name: str) -> dict[str, Any]:
+def _preset(name: str) -> list[dict[str, Any]]:
     full = full_name(name)
-    return _with_preset(read_preset(full), where=full) | {"based_on": full}
+    return [*_on_preset(read_preset(full), full), {"based_on": full}]
 
 
-def _with_preset(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A file or preset may stand on another preset: its key `preset` names it. Below all of them are the default
-    kinds."""
-    rest = dict(values)
-    base = rest.pop("preset", None)
-    if base is None:
-        return merge(_KINDS, rest)
-    if not isinstance(base, str):
+def _on_preset(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The key `preset` of a file or preset names another preset that it stands on."""
+    base = values.pop("preset", None)
+    if base is not None and not isinstance(base, str):
         presets = ", ".join(preset_names())
         raise ConfigError(f"preset in {where} is {show(base)}; it must be the name of a preset: {presets}")
-    return merge(_preset(base), rest)
-
-
-def _kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The kinds alone: a section of another kind replaces one whose kind nobody wrote down."""
-    inner = {k: _kinds(v) for k, v in values.items() if isinstance(v, Mapping) and k != "optimizers"}
-    kind = {"kind": values["kind"]} if "kind" in values else {}
-    return kind | {k: v for k, v in inner.items() if v}
-
-
-_KINDS = _kinds(Config().to_dict())
+    return [*([] if base is None else _preset(base)), values]

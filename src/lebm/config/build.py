@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lebm.core.errors import ConfigError
 from lebm.core.rng import stream
-from lebm.generators.base import Generator, as_generator
+from lebm.generators.base import as_generator
 from lebm.method import Method
 
 if TYPE_CHECKING:
@@ -22,40 +22,29 @@ def build(config: Config, generator: nn.Module | None = None) -> Method:
     """The method that a configuration describes, with initial weights that depend on its seed alone. `generator` stands
     in for the configured one: a Generator, or any module with `log_prob(x, z)` and `decode(z)`."""
     with torch.random.fork_rng(devices=[]):
-        if generator is not None:
-            generator = as_generator(generator, config.nz)
+        given = None if generator is None else as_generator(generator, config.nz)
+
+        def assemble() -> Method:
+            return config.method.build(config.nz, lambda: config.generator.build(config.nz) if given is None else given)
+
         with torch.device("meta"):  # without memory
-            _check_size(config, _assemble(config, generator), generator)
+            _check_size(config, assemble(), given)
         torch.random.set_rng_state(stream(config.seed, "init").get_state())
-        method = _assemble(config, generator)
-    method.config, method.user_generator = config, generator is not None
+        method = assemble()
+    method.config, method.user_generator = config, given is not None
     return method
-
-
-def _assemble(config: Config, generator: nn.Module | None) -> Method:
-    def make_generator() -> Generator:
-        return config.generator.build(config.nz) if generator is None else as_generator(generator, config.nz)
-
-    method: Method = config.method.build(config.nz, make_generator)
-    return method
-
-
-def apply_stage(method: Method, config: Config) -> None:
-    """Set on the method what a stage may change. Rates are set on the optimisers."""
-    config.method.apply(method)
 
 
 def _check_size(config: Config, method: Method, given: nn.Module | None) -> None:
     """Whether every network but a given one stays below MAX_NUMBERS weights: a small file must not be able to ask for
     all memory."""
+    keys = {"generator": f"generator.{config.generator.SIZE_KEY}", **config.method.SIZE_KEYS}
     for name, net in method.networks().items():
-        if net is given:
-            continue
         count = sum(p.numel() for p in net.parameters())
-        if count > MAX_NUMBERS:
-            keys = {"generator": f"generator.{config.generator.SIZE_KEY}", **config.method.SIZE_KEYS}
-            key = keys.get(name, name)
-            raise ConfigError(f"{key} makes a {name} network of {count:.1e} weights; {MAX_NUMBERS:.0e} is the most")
+        if count > MAX_NUMBERS and net is not given:
+            raise ConfigError(
+                f"{keys.get(name, name)} makes a {name} network of {count:.1e} weights; {MAX_NUMBERS:.0e} is the most"
+            )
 
 
 def make_optimizers(method: Method, config: Config, capturable: bool = False) -> dict[str, torch.optim.Optimizer]:
@@ -74,8 +63,8 @@ def _optimizer(
     section: OptimizerConfig, params: list[nn.Parameter], capturable: bool, device: torch.device
 ) -> torch.optim.Optimizer:
     rate: Tensor | float = torch.tensor(section.rate, device=device) if capturable else section.rate
+    options: dict[str, Any] = {"lr": rate, "weight_decay": section.weight_decay, "fused": True if capturable else None}
     if section.kind == "sgd":
-        return torch.optim.SGD(params, lr=rate, weight_decay=section.weight_decay, fused=True if capturable else None)
+        return torch.optim.SGD(params, **options)
     kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
-    options: dict[str, Any] = {"betas": section.betas, "weight_decay": section.weight_decay}
-    return kind(params, lr=rate, capturable=capturable, fused=True if capturable else None, **options)
+    return kind(params, betas=section.betas, capturable=capturable, **options)

@@ -41,17 +41,12 @@ def _unknown_key(schema: Node, parents: list[Any], name: str) -> str:
     paths = dict.fromkeys(path for path in _all_keys(schema, schema, "") if path.rpartition(".")[2] == name)
     suggestions = " or ".join([*close, *paths][:4])
     hint = f" (did you mean {suggestions}?)" if suggestions else ""
-    kinds = _kinds_with(schema, parents, name)
-    if kinds:
-        hint = f" (it is a key of {section}.kind {kinds})"
-    return f"unknown key {prefix}{name[:60]}{hint}; valid here: {', '.join(prefix + n for n in here)}"
-
-
-def _kinds_with(schema: Node, parents: list[Any], name: str) -> str:
-    """The other kinds of this section that have the key."""
     _, union = _locate(schema, parents[:-1])
-    mapping = union.get("discriminator", {}).get("mapping", {})
-    return " or ".join(kind for kind, ref in mapping.items() if name in _resolved(schema, {"$ref": ref})["properties"])
+    kinds = union.get("discriminator", {}).get("mapping", {})
+    others = [kind for kind, ref in kinds.items() if name in _resolved(schema, {"$ref": ref})["properties"]]
+    if others:
+        hint = f" (it is a key of {section}.kind {' or '.join(others)})"
+    return f"unknown key {prefix}{name[:60]}{hint}; valid here: {', '.join(prefix + n for n in here)}"
 
 
 def _resolved(schema: Node, node: Node) -> Node:
@@ -104,37 +99,23 @@ def _type(node: Node) -> str:
         return f"a section whose kind is one of {', '.join(node['discriminator']['mapping'])}"
     if "properties" in node:
         return f"a section with the keys {', '.join(node['properties'])}"
-    match node.get("type"):
-        case "integer":
-            return f"a whole number{_limits(node)}"
-        case "number":
-            return f"a finite number{_limits(node)}"
-        case "boolean":
-            return "true or false"
-        case "string":
-            return "text"
-        case "array":
-            return _list(node)
-    return "a section of names and values"
-
-
-def _list(node: Node) -> str:
     if "prefixItems" in node:
         return f"a list of {len(node['prefixItems'])} entries"
-    most = f" of at most {node['maxItems']:,} entries" if "maxItems" in node else ""
-    return f"a list{most} such as [2, 1]"
+    if node.get("type") == "array":
+        most = f" of at most {node['maxItems']:,} entries" if "maxItems" in node else ""
+        return f"a list{most} such as [2, 1]"
+    return _TYPES.get(node.get("type", ""), "a section of names and values") + _limits(node)
 
 
 def _limits(node: Node) -> str:
-    low = next((f"{word} {_digits(node[k])}" for k, word in _LOWEST.items() if k in node), "")
-    high = next((f"{word} {_digits(node[k])}" for k, word in _HIGHEST.items() if k in node), "")
     if "minimum" in node and "maximum" in node:
         return f" between {_digits(node['minimum'])} and {_digits(node['maximum'])}"
-    return (" " + " and ".join(filter(None, (low, high)))).rstrip()
+    limits = [f"{words} {_digits(node[key])}" for key, words in _LIMITS.items() if key in node]
+    return f" {' and '.join(limits)}" if limits else ""
 
 
-_LOWEST = {"minimum": "of at least", "exclusiveMinimum": "above"}
-_HIGHEST = {"maximum": "at most", "exclusiveMaximum": "below"}
+_TYPES = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "string": "text"}
+_LIMITS = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
 def _digits(limit: float) -> str:

@@ -1,29 +1,27 @@
 """The section of LatentEBM and of its parts, and METHODS. A further method is a file with a Method and its section, and
-a name there."""
+a line there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lebm.core.errors import ConfigError
-from lebm.core.section import LIST, NUMBER, WHOLE, MethodConfig, Rule, Section, default_kind
+from lebm.core.section import LIST, NUMBER, WHOLE, MethodConfig, Number, Rule, Section, Whole, default_kind
 
 if TYPE_CHECKING:
     from lebm.config.schema import Config
-    from lebm.extensions.flows import SplineFlow
     from lebm.generators import Generator
-    from lebm.latent_ebm import LatentEBM
-    from lebm.prior import EnergyNetwork, StandardNormal
     from lebm.sampler import Chain
-    from lebm.start import Start
+
+METHODS = (  # the sections, imported with the schema; the first is the default
+    "config.methods:LatentEBMConfig",
+)
 
 MAX_NUMBERS = 10**9  # of a replay buffer or a mixture; a small file must not be able to ask for all memory
 
-Count = Annotated[int, Field(ge=1, le=64), WHOLE]
-Depth = Annotated[int, Field(ge=0, le=64, description="Hidden layers of a flat encoder; 0 is linear."), WHOLE]
 Width = Annotated[int, Field(ge=1, le=4096), WHOLE]
 Steps = Annotated[int, Field(ge=0, le=10**9, description="Langevin steps; 0 takes the start as it is."), WHOLE]
 StepSize = Annotated[float, Field(gt=0, le=1000, description="s in z <- z + (s^2/2) grad log pi(z) + s e."), NUMBER]
@@ -39,15 +37,13 @@ Objective = Annotated[
 class EnergyConfig(Section):
     """f(z): a fully connected network from z to one number."""
 
-    width: Annotated[int, Field(ge=1, le=65536), WHOLE] = 200
-    depth: Annotated[int, Field(ge=1, le=64, description="Hidden layers."), WHOLE] = 2
+    width: Whole = Field(200, ge=1, le=65536)
+    depth: Whole = Field(2, ge=1, le=64, description="Hidden layers.")
     activation: Literal["leaky_relu", "gelu", "silu", "tanh"] = "leaky_relu"
-    leak: Annotated[float, Field(ge=0, lt=1, description="Slope of the leaky ReLU below 0."), NUMBER] = 0.2
-    l2: Annotated[
-        float, Field(ge=0, le=1e6, description="Weight of mean f(z_pos)^2 + mean f(z_neg)^2; 0 is off."), NUMBER
-    ] = 0.0
+    leak: Number = Field(0.2, ge=0, lt=1, description="Slope of the leaky ReLU below 0.")
+    l2: Number = Field(0.0, ge=0, le=1e6, description="Weight of mean f(z_pos)^2 + mean f(z_neg)^2; 0 is off.")
 
-    def build(self, nz: int) -> EnergyNetwork:
+    def build(self, nz: int) -> Any:
         from lebm.prior import EnergyNetwork
 
         return EnergyNetwork(nz, self.width, self.depth, self.activation, self.leak)
@@ -61,14 +57,10 @@ class ChainConfig(Section):
     first_steps: Annotated[
         tuple[StepSize, ...], Field(max_length=1000, description="s of the first steps, where it is another."), LIST
     ] = ()
-    noise: Annotated[
-        float, Field(ge=0, le=1, description="Scales e; below 1 a chain climbs more than it samples."), NUMBER
-    ] = 1.0
-    drift_limit: Annotated[
-        float,
-        Field(ge=0, description="Largest root mean square of (s^2/2) grad over the coordinates of z; 0 is off."),
-        NUMBER,
-    ] = 0.0
+    noise: Number = Field(1.0, ge=0, le=1, description="Scales e; below 1 a chain climbs more than it samples.")
+    drift_limit: Number = Field(
+        0.0, ge=0, description="Largest root mean square of (s^2/2) grad over the coordinates of z; 0 is off."
+    )
 
     def build(self) -> Chain:
         """The paper's chain, or a tempered one where more is asked for."""
@@ -90,11 +82,11 @@ class PriorChainConfig(ChainConfig):
 class FlowShape(Section):
     """Size of a flow of rational-quadratic splines in coupling layers."""
 
-    layers: Count = 4
+    layers: Whole = Field(4, ge=1, le=64)
     width: Width = 128
-    bins: Annotated[int, Field(ge=2, le=64, description="Pieces of each spline."), WHOLE] = 8
+    bins: Whole = Field(8, ge=2, le=64, description="Pieces of each spline.")
 
-    def flow(self, nz: int, key: str) -> SplineFlow:
+    def flow(self, nz: int, key: str) -> Any:
         """A flow cannot be made on the meta device, so its size is estimated before it is made."""
         import torch
 
@@ -110,37 +102,28 @@ class FlowShape(Section):
 class StandardBase(Section):
     """N(0, I), as in the paper."""
 
+    MAKES: ClassVar = "prior:StandardNormal"
+
     kind: Literal["standard"] = "standard"
-
-    def build(self, nz: int) -> StandardNormal:
-        from lebm.prior import StandardNormal
-
-        return StandardNormal(nz)
 
 
 class WhitenedBase(Section):
     """A Gaussian with the mean and covariance of recent posterior draws."""
 
+    MAKES: ClassVar = "extensions.bases:WhitenedGaussian"
+
     kind: Literal["whitened"] = "whitened"
     memory: Memory = 1000
-
-    def build(self, nz: int) -> StandardNormal:
-        from lebm.extensions.bases import WhitenedGaussian
-
-        return WhitenedGaussian(nz, self.memory)
 
 
 class MixtureBase(Section):
     """A mixture of Gaussians fitted to recent posterior draws."""
 
+    MAKES: ClassVar = "extensions.bases:MixtureBase"
+
     kind: Literal["mixture"] = "mixture"
-    components: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
+    components: Whole = Field(10, ge=1, le=1000)
     memory: Memory = 1000
-
-    def build(self, nz: int) -> StandardNormal:
-        from lebm.extensions.bases import MixtureBase
-
-        return MixtureBase(nz, self.components, self.memory)
 
 
 class FlowBase(FlowShape):
@@ -148,7 +131,7 @@ class FlowBase(FlowShape):
 
     kind: Literal["flow"] = "flow"
 
-    def build(self, nz: int) -> StandardNormal:
+    def build(self, nz: int) -> Any:
         from lebm.extensions.bases import FlowBase
 
         return FlowBase(nz, self.flow(nz, "method.base"))
@@ -159,7 +142,7 @@ class NoiseStart(Section):
 
     kind: Literal["noise"] = "noise"
 
-    def build(self, nz: int, generator: Generator) -> Start:
+    def build(self, nz: int, generator: Generator) -> Any:
         from lebm.start import Start
 
         return Start()
@@ -170,12 +153,10 @@ class EncoderStart(Section):
 
     kind: Literal["encoder"] = "encoder"
     objective: Objective = "reverse_kl"
-    width: Annotated[
-        Width, Field(description="Channels of an image encoder's first map; units of a text or flat encoder.")
-    ] = 64
-    depth: Depth = 2
+    width: Width = Field(64, description="Channels of an image encoder's first map; units of a text or flat encoder.")
+    depth: Whole = Field(2, ge=0, le=64, description="Hidden layers of a flat encoder; 0 is linear.")
 
-    def build(self, nz: int, generator: Generator) -> Start:
+    def build(self, nz: int, generator: Generator) -> Any:
         from lebm.extensions.encoder_start import EncoderStart, GaussianEncoder
 
         return EncoderStart(GaussianEncoder(generator.make_encoder(nz, self.width, self.depth), nz), self.objective)
@@ -187,7 +168,7 @@ class FlowStart(FlowShape):
     kind: Literal["flow"] = "flow"
     objective: Objective = "reverse_kl"
 
-    def build(self, nz: int, generator: Generator) -> Start:
+    def build(self, nz: int, generator: Generator) -> Any:
         from lebm.extensions.flow_start import FlowStart
 
         return FlowStart(self.flow(nz, "method.prior_start"), self.objective)
@@ -197,14 +178,12 @@ class ReplayStart(Section):
     """The chain goes on from where an earlier one ended."""
 
     kind: Literal["replay"] = "replay"
-    chains: Annotated[int, Field(ge=1, le=10**7, description="Chains that are remembered."), WHOLE] = 10_000
-    refresh: Annotated[
-        float,
-        Field(ge=0, le=0.5, description="Chance that a visited chain starts anew from noise; 0 is never."),
-        NUMBER,
-    ] = 0.01
+    chains: Whole = Field(10_000, ge=1, le=10**7, description="Chains that are remembered.")
+    refresh: Number = Field(
+        0.01, ge=0, le=0.5, description="Chance that a visited chain starts anew from noise; 0 is never."
+    )
 
-    def build(self, nz: int, generator: Generator) -> Start:
+    def build(self, nz: int, generator: Generator) -> Any:
         from lebm.extensions.replay_start import ReplayStart
 
         return ReplayStart(self.chains, nz, self.refresh)
@@ -220,7 +199,7 @@ AnyPosteriorStart = Annotated[NoiseStart | EncoderStart, Field(discriminator="ki
 class LatentEBMConfig(MethodConfig):
     """The latent space energy-based prior model: p(z) is proportional to exp(f(z)) p_0(z)."""
 
-    DEFAULT_RATES: ClassVar = {"prior": 2e-5, "generator": 1e-4, "encoder": 1e-4, "flow": 1e-3, "base": 1e-3}
+    DEFAULT_RATES: ClassVar = {"prior": 2e-5, "generator": 1e-4, "encoder": 1e-4, "flow": 1e-3, "base": 1e-4}
     SIZE_KEYS: ClassVar = {"prior": "method.energy.width", "encoder": "method.posterior_start.width"}
     SECTIONS: ClassVar = {  # energy and flow live on the coordinates of their base
         "base": ("method.base",),
@@ -230,7 +209,7 @@ class LatentEBMConfig(MethodConfig):
     }
 
     kind: Literal["latent-ebm"] = "latent-ebm"
-    energy: Annotated[EnergyConfig | None, Field(description="null: f = 0, the prior is its base.")] = EnergyConfig()
+    energy: EnergyConfig | None = Field(EnergyConfig(), description="null: f = 0, the prior is its base.")
     base: Annotated[AnyBase, Field(description="p_0, which the energy tilts.")] = StandardBase()
     prior_chain: PriorChainConfig = PriorChainConfig()
     posterior_chain: ChainConfig = ChainConfig()
@@ -244,20 +223,18 @@ class LatentEBMConfig(MethodConfig):
             object.__setattr__(self, "prior_chain", self.prior_chain.model_copy(update={"steps": 0}))
         return self
 
-    def build(self, nz: int, make_generator: Callable[[], Generator]) -> LatentEBM:
+    def build(self, nz: int, make_generator: Callable[[], Generator]) -> Any:
         """The order in which networks take their initial weights is part of the reference: prior, generator, encoder,
         flow."""
         from lebm.latent_ebm import LatentEBM
         from lebm.prior import EnergyPrior
 
-        prior = EnergyPrior(self.base.build(nz), None if self.energy is None else self.energy.build(nz))
+        f, l2 = (self.energy.build(nz), self.energy.l2) if self.energy else (None, 0.0)
+        prior = EnergyPrior(self.base.build(nz), f)
         generator = make_generator()
-        chains, l2 = (
-            (self.prior_chain.build(), self.posterior_chain.build()),
-            0.0 if self.energy is None else self.energy.l2,
-        )
         posterior_start = self.posterior_start.build(nz, generator)
         prior_start = self.prior_start.build(nz, generator)
+        chains = self.prior_chain.build(), self.posterior_chain.build()
         return LatentEBM(prior, generator, *chains, prior_start, posterior_start, l2)
 
     def apply(self, method: Any) -> None:
@@ -273,70 +250,41 @@ class LatentEBMConfig(MethodConfig):
         }
         return tuple(name for name, there in present.items() if there)
 
-    def rules(self, config: Config) -> list[Rule]:
-        return [*self._energy_rules(), *self._size_rules(config), *self._start_rules()]
-
-    def _energy_rules(self) -> list[Rule]:
-        steps, start, none = self.prior_chain.steps, self.prior_start.kind, self.energy is None
-        return [
-            (not none or steps == 0, "method.prior_chain.steps", steps,
-             "must be 0 where method.energy is null: the base is drawn exactly"),
-            (not none or start == "noise", "method.prior_start.kind", start,
-             "must be noise where method.energy is null: the base is drawn exactly"),
-        ]  # fmt: skip
-
-    def _size_rules(self, config: Config) -> list[Rule]:
-        rules: list[Rule] = []
+    def rules(self, config: Config) -> Iterator[Rule]:
+        steps, start, encoder = self.prior_chain.steps, self.prior_start, self.posterior_start
+        exact = "where method.energy is null: the base is drawn exactly"
+        none = self.energy is None
+        yield not none or steps == 0, "method.prior_chain.steps", steps, f"must be 0 {exact}"
+        yield not none or start.kind == "noise", "method.prior_start.kind", start.kind, f"must be noise {exact}"
         if isinstance(self.base, MixtureBase):
-            count = 3 * self.base.components * config.nz**2  # three matrices a component
-            rules.append((count <= MAX_NUMBERS, "method.base.components", self.base.components,
-                          f"makes a mixture of {count:.1e} numbers; {MAX_NUMBERS:.0e} is the most"))  # fmt: skip
-        if isinstance(self.prior_start, ReplayStart):
-            chains, batch, refresh = self.prior_start.chains, config.training.batch, self.prior_start.refresh
-            rules += [
-                (chains >= batch, "method.prior_start.chains", chains, f"must be at least training.batch ({batch})"),
-                (chains * config.nz <= MAX_NUMBERS, "method.prior_start.chains", chains,
-                 f"makes a buffer of {chains * config.nz:.1e} numbers; {MAX_NUMBERS:.0e} is the most"),
-                (refresh == 0 or refresh >= 1e-9, "method.prior_start.refresh", refresh,
-                 "must be 0 (never) or between 1e-9 and 0.5 (every other visit)"),
-            ]  # fmt: skip
-        return rules
+            key, count = "method.base.components", 3 * self.base.components * config.nz**2  # three matrices a component
+            what = f"makes a mixture of {count:.1e} numbers; {MAX_NUMBERS:.0e} is the most"
+            yield count <= MAX_NUMBERS, key, self.base.components, what
+        if isinstance(start, ReplayStart):
+            key, batch, count = "method.prior_start.chains", config.training.batch, start.chains * config.nz
+            yield start.chains >= batch, key, start.chains, f"must be at least training.batch ({batch})"
+            what = f"makes a buffer of {count:.1e} numbers; {MAX_NUMBERS:.0e} is the most"
+            yield count <= MAX_NUMBERS, key, start.chains, what
+            what = "must be 0 (never) or between 1e-9 and 0.5 (every other visit)"
+            yield start.refresh == 0 or start.refresh >= 1e-9, "method.prior_start.refresh", start.refresh, what
+        if isinstance(encoder, EncoderStart):
+            what = (
+                f"must be reverse_kl where method.base.kind is {self.base.kind}: an encoder that imitates refined z, "
+                "over a base that follows them, would let z grow without end"
+            )
+            bounded = encoder.objective == "reverse_kl" or self.base.kind == "standard"
+            yield bounded, "method.posterior_start.objective", encoder.objective, what
 
-    def _start_rules(self) -> list[Rule]:
-        start = self.posterior_start
-        grows = isinstance(start, EncoderStart) and start.objective == "forward_kl" and self.base.kind != "standard"
-        return [
-            (not grows, "method.posterior_start.objective", "forward_kl",
-             f"must be reverse_kl where method.base.kind is {self.base.kind}: an encoder that imitates refined z, over "
-             "a base that follows them, would let z grow without end"),
-        ]  # fmt: skip
-
-    def learning_rules(self) -> list[Rule]:
+    def learning_rules(self) -> Iterator[Rule]:
         """A chain without steps needs a start that learns from the score."""
-        rules: list[Rule] = []
-        pairs: list[tuple[str, ChainConfig, Any, int]] = [("posterior", self.posterior_chain, self.posterior_start, 20)]
+        chains: list[tuple[str, ChainConfig, Any]] = [("posterior", self.posterior_chain, self.posterior_start)]
         if self.energy is not None:
-            pairs.append(("prior", self.prior_chain, self.prior_start, 60))
-        for which, chain, start, papers in pairs:
-            objective = getattr(start, "objective", None)
+            chains.append(("prior", self.prior_chain, self.prior_start))
+        for which, chain, start in chains:
+            objective, papers = getattr(start, "objective", None), type(chain)().steps
             given = f"kind is {start.kind}" if objective is None else f"objective is {objective}"
-            rules.append((chain.steps > 0 or objective == "reverse_kl", f"method.{which}_chain.steps", 0,
-                          f"must be above 0 where method.{which}_start.{given}: only a start with the objective "
-                          f"reverse_kl learns without a chain (the paper's takes {papers} steps)"))  # fmt: skip
-        return rules
-
-
-METHODS: tuple[type[MethodConfig], ...] = (LatentEBMConfig,)
-
-
-def _one_of(kinds: tuple[type[MethodConfig], ...]) -> Any:
-    """The type of the section `method`. One class alone is no union, and its kind needs no discriminator."""
-    if len(kinds) == 1:
-        return kinds[0]
-    return Annotated[Union[kinds], Field(discriminator="kind"), default_kind("latent-ebm")]  # noqa: UP007
-
-
-if TYPE_CHECKING:
-    AnyMethod = LatentEBMConfig
-else:
-    AnyMethod = _one_of(METHODS)
+            what = (
+                f"must be above 0 where method.{which}_start.{given}: only a start with the objective reverse_kl "
+                f"learns without a chain (the paper's takes {papers} steps)"
+            )
+            yield chain.steps > 0 or objective == "reverse_kl", f"method.{which}_chain.steps", 0, what

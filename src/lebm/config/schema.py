@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 
 from lebm.config.files import expand, merge
-from lebm.config.generators import AnyGenerator, ImageConfig
+from lebm.config.generators import GENERATORS, ImageConfig
 from lebm.config.messages import sentence
-from lebm.config.methods import METHODS, AnyMethod, LatentEBMConfig
-from lebm.config.sections import AnomalyConfig, DataConfig, Name, OptimizerConfig, Stage, TrainingConfig
+from lebm.config.methods import METHODS, LatentEBMConfig
+from lebm.config.sections import AnomalyConfig, DataConfig, OptimizerConfig, Stage, TrainingConfig
 from lebm.core.errors import ConfigError
-from lebm.core.lookup import did_you_mean
-from lebm.core.section import WHOLE, Rule, Section, show
+from lebm.core.lookup import did_you_mean, named
+from lebm.core.section import Name, Rule, Section, Whole, any_of, show
 
 STAGE_KEYS = r"method\.\w+_chain\.\w+|optimizers\.\w+\.rate|training\.(decay|clip)"  # what a stage may set
+
+if TYPE_CHECKING:
+    AnyGenerator = Any
+    AnyMethod = Any
+else:
+    AnyGenerator, AnyMethod = (any_of([named(place) for place in places]) for places in (GENERATORS, METHODS))
+
+# The networks of all methods: an optimiser of another method's network may be inherited from a preset.
+NETWORKS = list(dict.fromkeys(network for place in METHODS for network in named(place).DEFAULT_RATES))
 
 
 class Config(Section):
     """Everything about a run. It is saved in the run folder and is enough to run it again."""
 
-    name: Annotated[Name, Field(description="Runs go to runs/NAME.")] = "digits/paper"
-    based_on: Annotated[
-        Name | None, Field(description="The preset that this was made from, kept to say what differs from it.")
-    ] = None
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1), WHOLE] = 1
-    nz: Annotated[int, Field(ge=1, le=4096, description="Coordinates of z."), WHOLE] = 100
-    engine: Annotated[
-        Literal["auto", "reference"], Field(description="auto takes the fastest engine that this machine has.")
-    ] = "auto"
+    name: Name = Field("digits/paper", description="Runs go to runs/NAME.")
+    based_on: Name | None = Field(
+        None, description="The preset that this was made from, kept to say what differs from it."
+    )
+    seed: Whole = Field(1, ge=0, le=2**63 - 1)
+    nz: Whole = Field(100, ge=1, le=4096, description="Coordinates of z.")
+    engine: Literal["auto", "reference"] = Field(
+        "auto", description="auto takes the fastest engine that this machine has."
+    )
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     data: DataConfig = DataConfig()
     generator: AnyGenerator = ImageConfig()
     method: AnyMethod = LatentEBMConfig()
-    optimizers: dict[str, OptimizerConfig] = Field(
-        default_factory=dict, description="One for each network, by its name."
-    )
+    optimizers: dict[str, OptimizerConfig] = Field({}, description="One for each network, by its name.")
     training: TrainingConfig = TrainingConfig()
     anomaly: AnomalyConfig = AnomalyConfig()
 
@@ -55,7 +62,6 @@ class Config(Section):
             raise ConfigError(sentence(Config.model_json_schema(), first)) from None
         config._fill_optimizers()
         check(config.rules())
-        config._check_stages()
         return config
 
     @property
@@ -92,85 +98,71 @@ class Config(Section):
 
     def _fill_optimizers(self) -> None:
         """Every network that the method has gets an optimiser, with the network's default rate."""
-        rates, given = self.method.DEFAULT_RATES, self.optimizers
-        others = {
-            name for method in METHODS for name in method.DEFAULT_RATES
-        }  # inherited from a preset of another method
-        for name in given:
-            if name not in others:
+        rates, filled = self.method.DEFAULT_RATES, {}
+        for name in self.optimizers:
+            if name not in NETWORKS:
                 keys = ", ".join(f"optimizers.{n}" for n in rates)
                 raise ConfigError(f"unknown key optimizers.{name[:60]}{did_you_mean(name, rates)}; valid here: {keys}")
-        filled = {}
-        for name in (n for n in rates if n in given or n in self.method.networks()):
-            optimizer = given.get(name, OptimizerConfig())
-            known = "rate" in optimizer.model_fields_set
-            filled[name] = optimizer if known else optimizer.model_copy(update={"rate": rates[name]})
+        for name, rate in rates.items():
+            if name in self.optimizers or name in self.method.networks():
+                optimizer = self.optimizers.get(name, OptimizerConfig())
+                known = "rate" in optimizer.model_fields_set
+                filled[name] = optimizer if known else optimizer.model_copy(update={"rate": rate})
         object.__setattr__(self, "optimizers", filled)
 
-    def rules(self) -> list[Rule]:
-        kind, data, name = self.generator.kind, self.data, self.name
-        image = kind == "image"
-        plain = bool(name.strip()) and not {"..", "/"} & set(Path(name).parts)
-        return [
-            (plain, "name", name, "must be a name such as svhn/paper, with no .. in it"),
-            (image or not data.flip, "data.flip", data.flip,
-             f"must be false where generator.kind is {kind}: only images can be mirrored"),
-            (image or not data.shift, "data.shift", data.shift,
-             f"must be 0 where generator.kind is {kind}: only images can be moved"),
-            *self.method.rules(self),
-        ]  # fmt: skip
-
-    def _check_stages(self) -> None:
+    def rules(self) -> Iterator[Rule]:
+        image, only = self.generator.MODALITY == "image", f"where generator.kind is {self.generator.kind}: only images"
+        plain = bool(self.name.strip()) and not {"..", "/"} & set(Path(self.name).parts)
+        yield plain, "name", self.name, "must be a name such as svhn/paper, with no .. in it"
+        yield image or not self.data.flip, "data.flip", self.data.flip, f"must be false {only} can be mirrored"
+        yield image or not self.data.shift, "data.shift", self.data.shift, f"must be 0 {only} can be moved"
+        yield from self.method.rules(self)
         networks, last = self.method.networks(), 0
         for i, stage in enumerate(self.training.stages):
             here = f"training.stages[{i}]"
-            check([(stage.until > last, f"{here}.until", stage.until,
-                    f"must be above {last}: stages follow each other")])  # fmt: skip
+            yield stage.until > last, f"{here}.until", stage.until, f"must be above {last}: stages follow each other"
             last = stage.until
             for key in stage.set:
-                check(
-                    [
-                        (
-                            bool(re.fullmatch(STAGE_KEYS, key)),
-                            f"a key of {here}.set",
-                            key,
-                            # Fmt: skip.
-                            "must be a key of a chain, a rate (optimizers.prior.rate), training.decay or training.clip",
-                        )
-                    ]
-                )
+                what = "must be a key of a chain, a rate (optimizers.prior.rate), training.decay or training.clip"
+                yield bool(re.fullmatch(STAGE_KEYS, key)), f"a key of {here}.set", key, what
             for name in stage.networks or ():
-                check([(name in networks, f"a name in {here}.networks", name,
-                        f"must be one of {', '.join(networks)}{did_you_mean(name, networks)}")])  # fmt: skip
+                what = f"must be one of {', '.join(networks)}{did_you_mean(name, networks)}"
+                yield name in networks, f"a name in {here}.networks", name, what
             try:
                 self._during(stage)
             except ConfigError as e:
                 raise ConfigError(f"{here}.set: {e}") from None
 
 
-def check(rules: Iterable[Rule]) -> None:
+def check(rules: Iterable[Rule], during: str = "") -> None:
     """Raise the first rule that does not hold."""
     for holds, key, value, what in rules:
         if not holds:
-            raise ConfigError(f"{key} is {show(value)}; it {what}")
+            raise ConfigError(f"{during}{key} is {show(value)}; it {what}")
 
 
 def check_learning(config: Config) -> None:
     """Raise where a run cannot begin to learn. One that has learned with other settings may still be read, and go
     on."""
     for stage in config.training.stages:
-        check(
-            (h, f"until update {stage.until}, {key}", v, w)
-            for h, key, v, w in config._during(stage).method.learning_rules()
-        )
+        check(config._during(stage).method.learning_rules(), f"until update {stage.until}, ")
     check(config.method.learning_rules())
 
 
 def json_schema() -> dict[str, Any]:
     """A JSON schema of configuration files, for editors."""
     schema = Config.model_json_schema()
-    names = [name for method in METHODS for name in method.DEFAULT_RATES]
-    schema["properties"]["optimizers"]["propertyNames"] = {"enum": list(dict.fromkeys(names))}
+    schema["properties"]["optimizers"]["propertyNames"] = {"enum": NETWORKS}
     schema["properties"]["preset"] = {"type": "string", "description": "The preset that this file stands on."}
     schema["$defs"]["Schedule"] = {"anyOf": [{"type": "number"}, schema["$defs"]["Schedule"]]}
     return schema
+
+
+def _kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The kinds alone: a section of another kind replaces one whose kind nobody wrote down."""
+    inner = {k: _kinds(v) for k, v in values.items() if isinstance(v, Mapping) and k != "optimizers"}
+    kind = {"kind": values["kind"]} if "kind" in values else {}
+    return kind | {k: v for k, v in inner.items() if v}
+
+
+KINDS = _kinds(Config().to_dict())

@@ -7,55 +7,46 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from lebm.config.files import expand, flatten
-from lebm.core.section import LIST, NUMBER, SWITCH, TEXT, WHOLE, Section
+from lebm.core.section import LIST, NUMBER, WHOLE, Name, Number, Section, Switch, Whole
 
-Name = Annotated[str, TEXT]
 Positive = Annotated[int, Field(ge=1), WHOLE]
 Updates = Annotated[int, Field(ge=0, le=10**12, description="Learning updates."), WHOLE]
-Rate = Annotated[float, Field(ge=0, le=1e9, description="Learning rate."), NUMBER]
-Decay = Annotated[float, Field(gt=0, le=1, description="All rates are multiplied by this once an epoch."), NUMBER]
 Beta = Annotated[float, Field(ge=0, lt=1), NUMBER]
-Value = Annotated[float, NUMBER]
 
 
 class DataConfig(Section):
     """Which rows are learned."""
 
-    name: Annotated[Name, Field(description="The data set.")] = "digits"
-    path: Annotated[Name | None, Field(description="images: a folder, .npy or .npz file. text: a text file.")] = None
-    limit: Annotated[Positive | None, Field(description="Take only the first so many training rows.")] = None
-    flip: Annotated[bool, Field(description="Mirror a training image every other time."), SWITCH] = False
-    shift: Annotated[
-        int, Field(ge=0, le=63, description="Move a training image by up to so many pixels; 0 is off."), WHOLE
-    ] = 0
-    test_fraction: Annotated[
-        float, Field(gt=0, lt=1, description="For data without an official test split."), NUMBER
-    ] = 0.1
-    held_out: Annotated[
-        Annotated[int, Field(ge=0), WHOLE] | None,
-        Field(description="Rows with this label are anomalies: never trained on, all of them in the test split."),
-    ] = None
-    labels: Annotated[
-        Literal["dataset", "clusters"],
-        Field(description="dataset: the labels that come with the data; clusters: of clusters found without them."),
-    ] = "dataset"
+    name: Name = Field("digits", description="The data set.")
+    path: Name | None = Field(None, description="images: a folder, .npy or .npz file. text: a text file.")
+    limit: Positive | None = Field(None, description="Take only the first so many training rows.")
+    flip: Switch = Field(False, description="Mirror a training image every other time.")
+    shift: Whole = Field(0, ge=0, le=63, description="Move a training image by up to so many pixels; 0 is off.")
+    test_fraction: Number = Field(0.1, gt=0, lt=1, description="For data without an official test split.")
+    held_out: Annotated[int, Field(ge=0), WHOLE] | None = Field(
+        None, description="Rows with this label are anomalies: never trained on, all of them in the test split."
+    )
+    labels: Literal["dataset", "clusters"] = Field(
+        "dataset",
+        description="dataset: the labels that come with the data; clusters: of clusters found without them.",
+    )
 
 
 class OptimizerConfig(Section):
     """The optimiser of one network. The default rate depends on the network."""
 
     kind: Literal["adam", "adamw", "sgd"] = "adam"
-    rate: Rate = 1e-4
+    rate: Number = Field(1e-4, ge=0, le=1e9, description="Learning rate.")
     betas: Annotated[tuple[Beta, Beta], Field(description="Of adam and adamw."), LIST] = (0.5, 0.999)
-    weight_decay: Annotated[float, Field(ge=0, le=1e6), NUMBER] = 0.0
+    weight_decay: Number = Field(0.0, ge=0, le=1e6)
 
 
 class Schedule(Section):
     """A coefficient that moves linearly from `start` to `end` over the first updates of a stage; a number is a
     constant."""
 
-    start: Value
-    end: Value
+    start: Number
+    end: Number
     over: Updates = 0
 
     @model_validator(mode="before")
@@ -73,11 +64,9 @@ class Stage(Section):
     """A part of learning with settings of its own, while fewer than `until` updates have been made."""
 
     until: Annotated[int, Field(ge=1, le=10**12, description="Updates from the beginning of the run."), WHOLE]
-    set: dict[str, Any] = Field(default_factory=dict, description="Chains, rates, decay and clip by dotted key.")
-    networks: Annotated[
-        Annotated[tuple[Name, ...], LIST] | None, Field(description="The networks that move; null: all.")
-    ] = None
-    coefficients: dict[str, Schedule] = Field(default_factory=dict, description="Numbers of the method by name.")
+    set: dict[str, Any] = Field({}, description="Chains, rates, decay and clip by dotted key.")
+    networks: Annotated[tuple[Name, ...], LIST] | None = Field(None, description="The networks that move; null: all.")
+    coefficients: dict[str, Schedule] = Field({}, description="Numbers of the method by name.")
 
     @model_validator(mode="before")
     @classmethod
@@ -92,19 +81,13 @@ class TrainingConfig(Section):
     """How long and how a method learns."""
 
     updates: Updates = 70_000
-    batch: Annotated[int, Field(ge=1, le=10**6, description="Rows of an update."), WHOLE] = 100
+    batch: Whole = Field(100, ge=1, le=10**6, description="Rows of an update.")
     log_every: Positive = 50
     checkpoint_every: Positive = 1000
-    decay: Decay = 1.0
-    clip: Annotated[float, Field(ge=0, description="Largest gradient norm of each network; 0 is off."), NUMBER] = 0.0
-    ema: Annotated[
-        float,
-        Field(ge=0, lt=1, description="Decay of the average of all networks but the prior; 0 is off."),
-        NUMBER,
-    ] = 0.0
-    start_from: Annotated[
-        Name | None, Field(description="A run folder or model file whose weights this run starts with.")
-    ] = None
+    decay: Number = Field(1.0, gt=0, le=1, description="All rates are multiplied by this once an epoch.")
+    clip: Number = Field(0.0, ge=0, description="Largest gradient norm of each network; 0 is off.")
+    ema: Number = Field(0.0, ge=0, lt=1, description="Decay of the average of all networks but the prior; 0 is off.")
+    start_from: Name | None = Field(None, description="A run folder or model file whose weights this run starts with.")
     stages: Annotated[
         tuple[Stage, ...], Field(description="After the last one the plain configuration applies."), LIST
     ] = ()

@@ -60,10 +60,8 @@ def save_npz(path: Path, **arrays: Any) -> None:
 
 def write_synced(path: Path, content: bytes) -> None:
     """Write the content and wait until the disk has it."""
-    with open(path, "wb") as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
+    path.write_bytes(content)
+    sync(path)
 
 
 def sync(path: Path) -> None:

@@ -20,8 +20,8 @@ def as_floats(rows: Tensor) -> Tensor:
 
 
 def to_pixels(x: Tensor) -> Tensor:
-    """Floats in [-1, 1] -> uint8 pixels 0..255, rounded to the nearest."""
-    return x.add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
+    """Floats in [-1, 1] -> uint8 pixels 0..255, rounded to the nearest; stored pixels are returned as they are."""
+    return x if x.dtype == torch.uint8 else x.add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def as_tensor(x: np.ndarray | Tensor) -> Tensor:

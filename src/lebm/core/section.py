@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+from lebm.core.lookup import named
 
 Rule = tuple[bool, str, Any, str]  # whether it holds, the dotted key, its value, and what the value must be
 
@@ -19,16 +21,20 @@ class Section(BaseModel):
     """A part of the configuration: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    MAKES: ClassVar[str]  # the class that `build` makes an object of, as "module:Class"
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """An object of MAKES with the values of all keys; PyTorch is imported with it, and not before."""
+        return named(self.MAKES)(*args, **kwargs, **self.model_dump(exclude={"kind"}))
 
 
 class GeneratorConfig(Section):
-    """The section of a generator. A subclass has a `kind: Literal["NAME"] = "NAME"` and its other keys."""
+    """The section of a generator. A subclass has a `kind: Literal["NAME"] = "NAME"` and its other keys.
 
+    `build(nz)` makes the generator, with initial weights from the global random state."""
+
+    MODALITY: ClassVar[str] = "other"  # of its rows: image, text, table or other; an image has keys size and channels
     SIZE_KEY: ClassVar[str] = "width"  # the key that rules how large the network is
-
-    @abstractmethod
-    def build(self, nz: int) -> Any:
-        """The generator, with initial weights from the global random state."""
 
 
 class MethodConfig(Section):
@@ -50,13 +56,13 @@ class MethodConfig(Section):
     def apply(self, method: Any) -> None:
         """Set on the method what a stage may change, such as its chains. Rates are set on the optimisers."""
 
-    def rules(self, config: Any) -> list[Rule]:
+    def rules(self, config: Any) -> Iterable[Rule]:
         """Conditions across sections, checked whenever a configuration is read."""
-        return []
+        return ()
 
-    def learning_rules(self) -> list[Rule]:
+    def learning_rules(self) -> Iterable[Rule]:
         """Conditions checked only when learning begins."""
-        return []
+        return ()
 
 
 def _number(value: Any) -> float:
@@ -93,12 +99,24 @@ def _list(value: Any) -> Any:
 
 # Each stands last in an `Annotated[...]`, after the limits, so that the JSON schema knows the limits.
 NUMBER, WHOLE, TEXT, LIST = (BeforeValidator(f) for f in (_number, _whole, _text, _list))
-SWITCH = Strict()  # true or false, and nothing that resembles them
+# The types of keys, whose limits are in their `Field(default, ge=..., le=...)`.
+Number = Annotated[float, NUMBER]
+Whole = Annotated[int, WHOLE]
+Name = Annotated[str, TEXT]
+Switch = Annotated[bool, Strict()]  # true or false, and nothing that resembles them
 
 
 def default_kind(kind: str) -> BeforeValidator:
     """A section that names no kind is of this one."""
     return BeforeValidator(lambda values: {"kind": kind} | values if isinstance(values, dict) else values)
+
+
+def any_of(sections: Sequence[type[Section]]) -> Any:
+    """The type of a section of one of several kinds, by default of the first; one class alone is no union."""
+    if len(sections) == 1:
+        return sections[0]
+    kind = default_kind(sections[0].model_fields["kind"].default)
+    return Annotated[Union[tuple(sections)], Field(discriminator="kind"), kind]  # noqa: UP007
 
 
 def show(value: Any) -> str:

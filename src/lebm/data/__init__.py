@@ -40,8 +40,8 @@ def data_root(data_dir: str | Path | None = None) -> Path | None:
 
 
 def check(config: Config) -> None:
-    """Raise unless the set that the config names is known and of the kind that the generator makes. Reads nothing."""
-    name, kind = config.data.name, config.generator.kind
+    """Raise unless the set that the config names is known and of the modality of the generator. Reads nothing."""
+    name, modality = config.data.name, config.generator.MODALITY
     if name == HANDED_IN:
         raise DataError(
             "this run learned from data that was handed to lebm.train, which is not stored; "
@@ -50,10 +50,11 @@ def check(config: Config) -> None:
     if name not in DATASETS:
         names = ", ".join(DATASETS)
         raise DataError(f"no data set is called {name!r}{did_you_mean(name, DATASETS)}; data.name is one of {names}")
-    if DATASETS[name].kind != kind:
+    needed = DATASETS[name].modality
+    if needed != modality:
         raise DataError(
-            f"{name} is a set of kind {DATASETS[name].kind} and generator.kind is {kind}; "
-            f"use --set generator.kind={DATASETS[name].kind}, or another data.name"
+            f"{name} is a set for generators of {needed}s and generator.kind is {config.generator.kind}; "
+            f"use --set generator.kind={needed}, or another data.name"
         )
 
 
@@ -62,13 +63,11 @@ def load(config: Config, root: str | Path | None = None, progress: Progress | No
     check(config)
     data = config.data
     splits = DATASETS[data.name].load(config, data_root(root), progress)
-    if DATASETS[data.name].kind == "image":
+    if DATASETS[data.name].modality == "image":
         for images in (splits.train, splits.test):
             _check_shape(config, images)
     if data.held_out is not None:
         splits = hold_out(splits, data.held_out, data.labels)
-    if data.limit is None:
-        return splits
     labels = None if splits.train_labels is None else splits.train_labels[: data.limit]
     return dataclasses.replace(splits, train=splits.train[: data.limit], train_labels=labels)
 

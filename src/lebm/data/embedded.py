@@ -9,7 +9,7 @@ import torch
 
 from lebm.core import rng
 from lebm.core.progress import Progress
-from lebm.data.splits import Config, Dataset, Splits, image_shape
+from lebm.data.splits import Config, Splits, built_in, described, image_shape
 
 DIGITS_TRAIN = 1500  # of 1797; the other 297 are the test split
 NOISE_TRAIN, NOISE_TEST = 2000, 200
@@ -19,11 +19,10 @@ def load_digits(config: Config, root: Path | None, progress: Progress | None = N
     """8x8 digits, 0..16 rescaled to 0..255, in the order of one fixed permutation (stream `split` of seed 0)."""
     from sklearn.datasets import load_digits as embedded
 
-    values, labels = embedded(return_X_y=True)
-    images = torch.from_numpy(values).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
-    order = torch.randperm(len(images), generator=rng.stream(0, "split"))
-    images, y = images[order], torch.from_numpy(labels).to(torch.int64)[order]
-    n = DIGITS_TRAIN
+    values, labels = (torch.from_numpy(array) for array in embedded(return_X_y=True))
+    order, n = torch.randperm(len(values), generator=rng.stream(0, "split")), DIGITS_TRAIN
+    images = values.mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)[order]
+    y = labels.to(torch.int64)[order]
     return Splits(images[:n], images[n:], y[:n], y[n:], "scikit-learn load_digits")
 
 
@@ -39,20 +38,4 @@ def _find_digits(root: Path | None) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-DIGITS = Dataset(
-    "digits",
-    load_digits,
-    _find_digits,
-    how="Nothing to fetch: the images come with scikit-learn.",
-    licence="UCI Optical Recognition of Handwritten Digits, CC BY 4.0",
-    description="1,797 handwritten digits, 8x8 grey: 1,500 train, 297 test",
-)
-NOISE = Dataset(
-    "noise",
-    load_noise,
-    lambda root: Path(__file__).parent,
-    how="Nothing to fetch: random pixels in the generator's shape.",
-    licence="none needed",
-    description="2,000 training and 200 test images of random pixels, for dry runs and benchmarks",
-)
-DATASETS = (DIGITS, NOISE)
+DATASETS = (described("digits", load_digits, _find_digits), described("noise", load_noise, built_in))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lebm.core.errors import DataError
 from lebm.data.splits import Splits
@@ -24,7 +22,16 @@ def hold_out(splits: Splits, label: int, labels: str = "dataset") -> Splits:
     are those of the `dataset`, or `clusters`: a stand-in that needs no label, to choose the settings of a detector.
     """
     x = torch.cat([splits.train, splits.test])
-    y = _clusters(_Rows(x)) if labels == "clusters" else _labels(splits, label)
+    if labels == "clusters":
+        rows = x.numpy()
+        y = _clusters(rows.tobytes(), rows.shape, rows.dtype.str)
+    elif splits.train_labels is None or splits.test_labels is None:
+        raise DataError(
+            f"data.held_out is {label}, but this data set has no labels; "
+            "use a labelled one, such as mnist, or data.labels=clusters"
+        )
+    else:
+        y = torch.cat([splits.train_labels, splits.test_labels]).numpy()
     anomalous = np.flatnonzero(y == label)
     if not len(anomalous) or len(anomalous) == len(y):
         known = ", ".join(map(str, np.unique(y)))
@@ -37,34 +44,12 @@ def hold_out(splits: Splits, label: int, labels: str = "dataset") -> Splits:
     return dataclasses.replace(splits, train=x[train], test=x[test], train_labels=of(y[train]), test_labels=of(y[test]))
 
 
-def _labels(splits: Splits, label: int) -> np.ndarray:
-    if splits.train_labels is None or splits.test_labels is None:
-        raise DataError(
-            f"data.held_out is {label}, but this data set has no labels; "
-            "use a labelled one, such as mnist, or data.labels=clusters"
-        )
-    return torch.cat([splits.train_labels, splits.test_labels]).numpy()
-
-
-class _Rows:
-    """Rows that are equal where their bytes are, so that a set is clustered once."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.digest = x, hashlib.sha256(x.numpy().tobytes()).hexdigest()
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rows) and self.digest == other.digest
-
-
 @functools.lru_cache(maxsize=2)
-def _clusters(rows: _Rows) -> np.ndarray:
-    """The number of every row's cluster: k-means in the strongest directions of the pixels."""
+def _clusters(rows: bytes, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The number of every row's cluster: k-means in the strongest directions of the pixels. A set is clustered once."""
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 
-    x = rows.x.flatten(1).float().numpy()
+    x = np.frombuffer(rows, dtype).reshape(shape[0], -1).astype(np.float32)
     strongest = PCA(min(DIRECTIONS, *x.shape), random_state=0).fit_transform(x)
     return KMeans(CLUSTERS, n_init=3, random_state=0).fit_predict(strongest).astype(np.int64)

@@ -25,14 +25,8 @@ MAX_PIXELS = 64_000_000
 WORKERS = min(8, os.cpu_count() or 1)
 
 
-def is_picture(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
-
-
 def list_pictures(folder: Path) -> list[Path]:
     """All pictures under a folder, sorted by their path in it; hidden files and folders are left out."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist; check the path")
     out: list[Path] = []
     for place, folders, files in os.walk(folder, onerror=_cannot_list):
         folders[:] = [f for f in folders if not f.startswith(".")]
@@ -43,46 +37,30 @@ def list_pictures(folder: Path) -> list[Path]:
 
 
 def _cannot_list(e: OSError) -> NoReturn:
-    raise DataError(f"{e.filename} cannot be listed ({e.strerror}); check its permissions")
+    raise DataError(f"{e.filename} cannot be listed ({e.strerror}); check the path and its permissions")
 
 
 def decode_all(paths: Sequence[Path], shape: tuple[int, int, int], progress: Progress | None = None) -> np.ndarray:
     """All pictures as one uint8 array (n, c, h, w), in order. Pillow decodes outside the interpreter's lock."""
-    try:
-        out = np.empty((len(paths), *shape), dtype=np.uint8)
-    except MemoryError:
-        raise DataError(
-            f"{len(paths)} pictures of shape {shape} do not fit into memory; use fewer or a smaller generator.size"
-        ) from None
+    out = np.empty((len(paths), *shape), dtype=np.uint8)
 
     def one(i: int) -> None:
         out[i] = decode(paths[i], shape)
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        try:
-            for done, _ in enumerate(pool.map(one, range(len(paths))), start=1):
-                if progress and (done % 100 == 0 or done == len(paths)):
-                    progress(done, len(paths))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for done, _ in enumerate(pool.map(one, range(len(paths))), start=1):  # the first error cancels the rest
+            if progress and (done % 100 == 0 or done == len(paths)):
+                progress(done, len(paths))
     return out
 
 
-def decode(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """One picture as uint8 (c, h, w). Any failure is a DataError that names the file."""
-    check_regular_size(path, GIB)
-    return _decode(path, str(path), shape)
-
-
-def decode_bytes(data: bytes, name: str, shape: tuple[int, int, int]) -> np.ndarray:
-    """The same for a picture that came over a wire."""
-    return _decode(io.BytesIO(data), name, shape)
-
-
-def _decode(source: Path | io.BytesIO, name: str, shape: tuple[int, int, int]) -> np.ndarray:
+def decode(source: Path | io.BytesIO, shape: tuple[int, int, int], name: str = "") -> np.ndarray:
+    """One picture as uint8 (c, h, w). Any failure is a DataError with the file's name; bytes need a `name` for that."""
     from PIL import Image
 
+    if isinstance(source, Path):
+        check_regular_size(source, GIB)
+    name = name or str(source)
     channels, size, _ = shape
     try:
         with Image.open(source, formats=FORMATS) as image:
@@ -117,21 +95,18 @@ def _plain(image: Image.Image, mode: str) -> Image.Image:
         wide = np.asarray(image).astype(np.float64)
         image = Image.fromarray((wide / 257).round().clip(0, 255).astype(np.uint8))
     elif image.has_transparency_data:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA")).convert(
-            "RGB"
-        )
+        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        image = Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
     if mode == "L" and image.mode not in ("L", "RGB"):
         image = image.convert("RGB")  # Pillow converts palettes and CMYK to grey only through colour
-    return image if image.mode == mode else image.convert(mode)
+    return image.convert(mode)
 
 
 def _square(image: Image.Image, size: int) -> Image.Image:
-    """The largest centred square, resized as in the paper's code (antialiased bilinear); untouched if it fits."""
+    """The largest centred square, resized as in the paper's code (antialiased bilinear), which leaves it as it is where
+    it has that size."""
     from PIL import Image
 
-    if image.size == (size, size):
-        return image
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = (left, top, left + side, top + side)
-    return image.crop(box) if side == size else image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))

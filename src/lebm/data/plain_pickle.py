@@ -11,7 +11,6 @@ import io
 import math
 import pickle
 import pickletools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ import numpy as np
 
 from lebm.core.errors import DataError, one_line
 
-ALLOWED = (
+OPCODES = (
     "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
     "BINSTRING SHORT_BINSTRING BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8 "
     "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS "
     "BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD"
 )
-OPCODES = frozenset(ALLOWED.split())
 MAX_MEMO = 1 << 20  # the memo is a table as long as its largest index
 
 
@@ -33,37 +31,29 @@ class Refused(Exception):
     """The pickle asks for something that plain data never needs."""
 
 
-class _Maker:
-    """The stand-in for a name: callable like it, and nothing can be set on it."""
+class _StandIn:
+    """What a name in a pickle becomes. A pickle can call it; it can set the state of an object so made, but nothing of
+    the class itself, where `__setstate__` lacks an argument."""
 
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __call__(self, *args: Any) -> Any:
-        return self._make(*args)
+    def __init__(self, *_: Any) -> None:
+        pass
 
     def __setstate__(self, state: Any) -> None:
-        raise Refused("it alters a function")
+        pass
 
 
-class _UInt8:
-    """The stand-in for numpy.dtype('u1')."""
+class _UInt8(_StandIn):
+    """The stand-in for numpy.dtype('u1'). Byte order and alignment have no meaning for single bytes."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         if code not in ("u1", b"u1", "|u1", b"|u1"):
             raise Refused(f"it holds an array of {code!r}")
 
-    def __setstate__(self, state: Any) -> None:
-        pass  # byte order and alignment: of no meaning for single bytes
 
-
-class _Array:
+class _Array(_StandIn):
     """The stand-in for an array under construction."""
 
     value: np.ndarray | None = None
-
-    def __init__(self, *_: Any) -> None:
-        pass
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
@@ -74,27 +64,37 @@ class _Array:
         self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape)
 
 
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+class _Encode(_StandIn):
     """The stand-in for _codecs.encode, by which Python 3 writes bytes into old protocols."""
-    if type(text) is not str or encoding not in ("latin1", b"latin1"):
-        raise Refused("it encodes something other than bytes")
-    return text.encode("latin1")
+
+    def __new__(cls, text: Any, encoding: Any = "latin1") -> Any:
+        if type(text) is not str or encoding not in ("latin1", b"latin1"):
+            raise Refused("it encodes something other than bytes")
+        return text.encode("latin1")
 
 
-_NAMES = {
-    ("numpy", "ndarray"): _Maker(_Array),
-    ("numpy", "dtype"): _Maker(_UInt8),
-    ("numpy.core.multiarray", "_reconstruct"): _Maker(_Array),
-    ("numpy._core.multiarray", "_reconstruct"): _Maker(_Array),
-    ("_codecs", "encode"): _Maker(_encode),
+NAMES = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _UInt8,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("_codecs", "encode"): _Encode,
 }
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NAMES:
+        if (module, name) not in NAMES:
             raise Refused(f"it asks for {module}.{name}")
-        return _NAMES[module, name]
+        return NAMES[module, name]
+
+
+def _check_opcodes(raw: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(raw):
+        if opcode.name not in OPCODES.split():
+            raise Refused(f"it contains the instruction {opcode.name}")
+        if opcode.name == "LONG_BINPUT" and (argument is None or argument > MAX_MEMO):
+            raise Refused(f"it numbers an entry {argument}")
 
 
 def load_plain(path: Path) -> Any:
@@ -103,7 +103,6 @@ def load_plain(path: Path) -> Any:
         raw = path.read_bytes()
         _check_opcodes(raw)
         value = _Plain(io.BytesIO(raw), encoding="bytes").load()
-        return {k: _unwrap(v) for k, v in value.items()} if isinstance(value, dict) else _unwrap(value)
     except Refused as e:
         raise DataError(
             f"{path} is not a plain batch of images: {one_line(e)}, which could run code, so it was not loaded; "
@@ -111,15 +110,6 @@ def load_plain(path: Path) -> Any:
         ) from None
     except Exception as e:
         raise DataError(f"{path} is not a readable pickle ({one_line(e)}); fetch it again") from None
-
-
-def _check_opcodes(raw: bytes) -> None:
-    for opcode, argument, _ in pickletools.genops(raw):
-        if opcode.name not in OPCODES:
-            raise Refused(f"it contains the instruction {opcode.name}")
-        if opcode.name == "LONG_BINPUT" and (argument is None or argument > MAX_MEMO):
-            raise Refused(f"it numbers an entry {argument}")
-
-
-def _unwrap(value: Any) -> Any:
-    return value.value if isinstance(value, _Array) else value
+    if not isinstance(value, dict):
+        return value
+    return {key: v.value if isinstance(v, _Array) else v for key, v in value.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from lebm.core.errors import DataError
@@ -32,8 +33,8 @@ class Splits:
     notes: tuple[str, ...] = ()  # what a person should know of how the data was read
 
 
-class Loader(Protocol):
-    def __call__(self, config: Config, root: Path | None, progress: Progress | None = None) -> Splits: ...
+Loader = Callable[[Config, Path | None, Progress | None], Splits]  # of the data folder
+Finder = Callable[[Path | None], Path | None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Download:
 
     folder: str  # under the data folder
     files: dict[str, str]  # name -> sha256
-    urls: tuple[str, ...]  # mirrors in order, each followed by a file's name
+    urls: Sequence[str]  # mirrors in order, each followed by a file's name
     archive: str | None = None  # the one file is a tar, and this folder in it is needed
 
 
@@ -52,31 +53,52 @@ class Dataset:
 
     name: str
     load: Loader
-    find: Callable[[Path | None], Path | None]  # where it lies under the data folder; None: it is not there
+    find: Finder  # where it lies under the data folder; None: it is not there
     how: str  # which files to put where, and where they officially come from
     licence: str
     description: str = ""
-    kind: str = "image"  # the kind of generator that takes its rows
+    modality: str = "image"  # that of the generators which take its rows
     download: Download | None = None  # for `lebm fetch`
 
     def place(self, root: Path | None) -> Path:
         """Where the set lies, or the error that says how to get it."""
-        place = self.find(root)
-        if place is not None:
+        if (place := self.find(root)) is not None:
             return place
-        if root is None:
-            where = "no data folder is given (data_dir, or the environment variable LEBM_DATA)"
-        else:
+        where = "no data folder is given (data_dir, or the environment variable LEBM_DATA)"
+        if root is not None:
             where = f"it is not under {root}" if root.is_dir() else f"the data folder {root} does not exist"
         fetch = f"`lebm fetch {self.name}` downloads it, or " if self.download else ""
         raise DataError(f"{self.name} cannot be read because {where}: {fetch}{self.how}")
 
 
-def first_folder(root: Path | None, places: tuple[str, ...], complete: Callable[[Path], bool]) -> Path | None:
-    """The first of the places under the root that holds everything a set needs."""
-    if root is None:
-        return None
-    return next((root / p for p in places if complete(root / p)), None)
+FACTS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("sets.yaml").read_text(encoding="utf-8"))
+
+
+def described(name: str, load: Loader, find: Finder) -> Dataset:
+    """A data set whose other facts are in sets.yaml."""
+    facts = dict(FACTS[name])
+    if "download" in facts:
+        facts["download"] = Download(**facts["download"])
+    return Dataset(name, load, find, **facts)
+
+
+def in_folder(*places: str, files: Iterable[str] = ()) -> Finder:
+    """A `find`: the first of the places under the root that is a folder with all these files."""
+
+    def find(root: Path | None) -> Path | None:
+        folders = [root / place for place in places] if root is not None else []
+        return next((f for f in folders if f.is_dir() and all((f / name).is_file() for name in files)), None)
+
+    return find
+
+
+def nowhere(root: Path | None) -> None:
+    """The `find` of a set that data.path names."""
+
+
+def built_in(root: Path | None) -> Path:
+    """The `find` of a set that this package makes itself."""
+    return Path(__file__).parent
 
 
 def given_path(config: Config, root: Path | None, what: str) -> Path:

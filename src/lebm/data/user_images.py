@@ -9,12 +9,12 @@ import torch
 
 from lebm.core import rng
 from lebm.core.errors import DataError
-from lebm.core.pixels import as_tensor
+from lebm.core.pixels import as_tensor, to_pixels
 from lebm.core.progress import Progress
 from lebm.data import arrays
 from lebm.data.cache import Decoded, cached
-from lebm.data.pictures import decode_all, is_picture, list_pictures
-from lebm.data.splits import Config, Dataset, Splits, given_path, image_shape
+from lebm.data.pictures import SUFFIXES, decode_all, list_pictures
+from lebm.data.splits import Config, Splits, described, given_path, image_shape, nowhere
 
 CACHE_FROM = 200  # pictures; a smaller folder is decoded in a moment and left untouched
 
@@ -36,19 +36,17 @@ def load_images(config: Config, root: Path | None, progress: Progress | None = N
 def _read_folder(folder: Path, shape: tuple[int, int, int], progress: Progress | None) -> np.ndarray:
     files = list_pictures(folder)
 
-    def build() -> Decoded:
-        return Decoded(decode_all(files, shape, progress), len(files))
-
-    rows = build() if len(files) < CACHE_FROM else cached(folder, f"images-{shape[1]}x{shape[0]}", files, build)
-    return rows.images
+    if len(files) < CACHE_FROM:
+        return decode_all(files, shape, progress)
+    name = f"images-{shape[1]}x{shape[0]}"
+    return cached(folder, name, files, lambda: Decoded(decode_all(files, shape, progress), len(files))).images
 
 
 def _read_file(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     if not arrays.is_array(path):
-        hint = (
-            "give the folder that holds it" if is_picture(path) else "give a folder of pictures or a .npy or .npz file"
-        )
-        raise DataError(f"data.path is the file {path}; {hint}")
+        picture = path.suffix.lower() in SUFFIXES
+        advice = "the folder that holds it" if picture else "a folder of pictures or a .npy or .npz file"
+        raise DataError(f"data.path is the file {path}; give {advice}")
     x = arrays.read_images(path, shape)
     if x.dtype == np.uint8:
         return x
@@ -58,16 +56,7 @@ def _read_file(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
             f"{path} holds floats from {x.min():.4g} to {x.max():.4g}, which looks like [0, 1]; "
             "rescale to [-1, 1] (2 x - 1) or save uint8"
         )
-    return ((x + 1) * 127.5).round().astype(np.uint8)
+    return to_pixels(as_tensor(x)).numpy()
 
 
-IMAGES = Dataset(
-    "images",
-    load_images,
-    lambda root: None,  # data.path says where they are
-    how="Name your own images with --set data.path=PATH: a folder of PNG, JPEG or WebP pictures "
-    "(also in folders below it), or a .npy or .npz array.",
-    licence="yours",
-    description="your own images; data.test_fraction of them, by a fixed permutation, are the test split",
-)
-DATASETS = (IMAGES,)
+DATASETS = (described("images", load_images, nowhere),)

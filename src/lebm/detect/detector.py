@@ -8,13 +8,15 @@ scikit-learn's OutlierMixin has the opposite signs; all else is as in its estima
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted, check_random_state, validate_data
 from torch import Tensor
 
 from lebm.config import Config, from_dict, resolve
@@ -22,11 +24,10 @@ from lebm.config.build import build
 from lebm.config.files import expand, merge
 from lebm.core.device import pick_device
 from lebm.core.errors import CheckpointError, ConfigError
+from lebm.core.pixels import to_x
 from lebm.core.tensors import load_tensors, save_tensors
 from lebm.data.splits import size_settings
-from lebm.detect.density import Density
-from lebm.detect.rows import RowReader
-from lebm.detect.scores import Scorer
+from lebm.detect.scores import Density, Scorer
 from lebm.method import Method
 from lebm.run import restore
 from lebm.training.train import train
@@ -43,10 +44,11 @@ COMMON: dict[str, Any] = {
 }
 IMAGES = {"nz": 16, "generator.kind": "image", "generator.ngf": 16, "method.posterior_start.width": 16}
 TABLE = {"generator.kind": "table", "method.posterior_start.width": 64, "method.energy.width": 64}
-ARRAYS = ("decision_scores_", "labels_", "mean_", "scale_")  # of a saved detector
+ARRAYS = ("decision_scores_", "labels_", "mean_", "scale_")  # of a saved detector, and what else was learned
+FITTED = ("threshold_", "n_features_in_", "fitted_shape_", "feature_names_in_")
 
 
-class Detector(RowReader, BaseEstimator):
+class Detector(BaseEstimator):
     """A latent energy-based model that learns what is normal and scores what is not.
 
     contamination: the share of anomalies to expect, which sets `threshold_` on the scores of the training rows.
@@ -118,31 +120,77 @@ class Detector(RowReader, BaseEstimator):
         p = ((self.decision_function(X) - low) / (high - low if high > low else 1.0)).clip(0, 1)
         return np.stack([1 - p, p], 1)
 
+    # --- what it accepts: images in several layouts, or rows of a table, checked as scikit-learn checks them -------
+
+    def _read(self, X: Any, fitting: bool = False) -> Tensor:
+        """Images as floats (n, c, h, w) in [-1, 1]; rows of a table standardised, as float64."""
+        array = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+        if isinstance(array, np.ndarray) and array.ndim > 2:
+            return self._images(array, fitting)
+        kind = None if self.image_shape else "numeric"
+        array = validate_data(self, array, dtype=kind, ensure_min_samples=2 if fitting else 1, reset=fitting)
+        if self.image_shape is None:
+            return self._table(array.astype(np.float64), fitting)
+        if math.prod(self.image_shape) != array.shape[1]:
+            raise ValueError(f"image_shape is {self.image_shape}, but a row of X has {array.shape[1]} values")
+        return self._images(array.reshape(-1, *self.image_shape), fitting)
+
+    def _table(self, rows: np.ndarray, fitting: bool) -> Tensor:
+        if fitting:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.mean_, spread = rows.mean(0), rows.std(0)
+            if not np.isfinite(spread).all():
+                column = int(np.argmin(np.isfinite(spread)))
+                raise ValueError(f"column {column} of X is too large for its standard deviation; scale it down")
+            varies = spread > 1e-12 * np.abs(self.mean_).clip(1e-300)
+            self.scale_ = np.where(varies, spread, 1.0)  # a constant column stays as it is
+        elif not hasattr(self, "mean_"):
+            raise ValueError(
+                f"X has rows of {rows.shape[1]} values, but Detector was fitted on images; give images, or image_shape"
+            )
+        return torch.from_numpy((rows - self.mean_) / self.scale_)
+
+    def _images(self, array: np.ndarray, fitting: bool) -> Tensor:
+        layout = array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3))
+        if array.dtype.kind not in "uif" or not layout:
+            raise ValueError(
+                f"images of shape {array.shape} and type {array.dtype}; give numbers (n, h, w) or (n, h, w, 1 or 3)"
+            )
+        least = 2 if fitting else 1
+        check_array(array, dtype=None, allow_nd=True, ensure_min_samples=least, input_name="X", estimator=self)
+        shape = array.shape[1:3] + (array.shape[3:] or (1,))
+        if fitting:
+            self.fitted_shape_, self.n_features_in_ = shape, math.prod(shape)
+            for name in ("mean_", "scale_"):
+                self.__dict__.pop(name, None)
+        elif shape != (fitted := getattr(self, "fitted_shape_", None)):
+            raise ValueError(f"X has images of shape {shape}, but Detector was fitted on {fitted or 'rows of a table'}")
+        x = torch.from_numpy(np.ascontiguousarray(array.reshape(len(array), *shape).transpose(0, 3, 1, 2)))
+        if x.dtype == torch.uint8:
+            return to_x(x)
+        x = x.float()
+        if float(x.abs().max()) > 1.001:
+            raise ValueError(
+                f"image values run from {float(x.min()):.4g} to {float(x.max()):.4g}; give uint8, or floats in [-1, 1]"
+            )
+        return x
+
     # --- files ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Everything in one safetensors file; nothing in it can run code."""
-        import torch
-
         check_is_fitted(self, "threshold_")
         if not isinstance(self.random_state, int | None):
             raise ValueError("a detector whose random_state is a generator cannot be saved; fit it with a whole number")
-        tensors = {f"model.{k}": t for k, t in self.model_.state_dict().items()}
-        tensors |= {name: torch.from_numpy(np.asarray(getattr(self, name))) for name in ARRAYS if hasattr(self, name)}
-        if self.scorer_.density is not None:
-            tensors |= {f"density.{k}": t for k, t in self.scorer_.density.state_dict().items()}
-        names = getattr(self, "feature_names_in_", None)
-        meta = {
-            "detector": self.get_params() | {"settings": dict(self.settings) if self.settings is not None else None},
-            "config": self.model_.config.to_dict(),
-            "fitted": {
-                "threshold_": self.threshold_,
-                "n_features_in_": self.n_features_in_,
-                "fitted_shape_": getattr(self, "fitted_shape_", None),
-                "feature_names_in_": None if names is None else [str(n) for n in names],
-            },
-        }
-        save_tensors(Path(path), tensors, meta)
+        tensors = {name: torch.as_tensor(getattr(self, name)) for name in ARRAYS if hasattr(self, name)}
+        for part, module in (("model", self.model_), ("density", self.scorer_.density)):
+            tensors |= {f"{part}.{k}": t for k, t in module.state_dict().items()} if module is not None else {}
+        fitted = {name: getattr(self, name) for name in FITTED if hasattr(self, name)}
+        if "feature_names_in_" in fitted:
+            fitted["feature_names_in_"] = list(map(str, self.feature_names_in_))
+        settings = None if self.settings is None else dict(self.settings)
+        meta = {"detector": self.get_params() | {"settings": settings}, "config": self.model_.config.to_dict()}
+        save_tensors(Path(path), tensors, {**meta, "fitted": fitted})
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Detector:
@@ -157,32 +205,32 @@ class Detector(RowReader, BaseEstimator):
             params, fitted = dict(meta["detector"]), dict(meta["fitted"])
             if params["image_shape"] is not None:
                 params["image_shape"] = tuple(params["image_shape"])
-            detector = cls(**{**params, **({"device": device} if device else {})})
-            method = _build(from_dict(meta["config"]))
-            restore(method, _below("model", tensors), path)
-            method.to(pick_device(detector.device)).eval()
-            detector._restore(method, tensors, fitted)
+            if device is not None:
+                params["device"] = device
+            detector = cls(**params)
+            detector.model_ = _build(from_dict(meta["config"]))
+            restore(detector.model_, _below("model", tensors), path)
+            detector.model_.to(pick_device(detector.device)).eval()
+            detector._restore(tensors, fitted)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as e:
             raise CheckpointError(f"{path} is damaged: a part of the detector is missing or wrong ({e})") from None
         return detector
 
-    def _restore(self, method: Method, tensors: dict[str, Tensor], fitted: dict[str, Any]) -> None:
-        self.model_ = method
-        self.scorer_ = Scorer(method, self.score_by, method.config.seed)
+    def _restore(self, tensors: dict[str, Tensor], fitted: dict[str, Any]) -> None:
+        self.scorer_ = Scorer(self.model_, self.score_by, self.model_.config.seed)
         if self.score_by == "combined":
             density = _below("density", tensors)
             self.scorer_.density = Density(*density["mixture.centres"].shape)
             self.scorer_.density.load_state_dict(density)
-        for name in ARRAYS:
-            if name in tensors:
-                setattr(self, name, tensors[name].numpy())
+        for name in set(ARRAYS) & set(tensors):
+            setattr(self, name, tensors[name].numpy())
         self.threshold_, self.n_features_in_ = float(fitted["threshold_"]), int(fitted["n_features_in_"])
-        if fitted["fitted_shape_"] is not None:
-            self.fitted_shape_ = tuple(int(n) for n in fitted["fitted_shape_"])
+        if shape := fitted.get("fitted_shape_"):
+            self.fitted_shape_ = tuple(shape)
         elif not self.mean_.shape == self.scale_.shape == (self.n_features_in_,):
             raise ValueError("its columns do not match")
-        if fitted["feature_names_in_"] is not None:
-            self.feature_names_in_ = np.array([str(n) for n in fitted["feature_names_in_"]], dtype=object)
+        if names := fitted.get("feature_names_in_"):
+            self.feature_names_in_ = np.array(names, dtype=object)
 
 
 def _kind(x: Tensor) -> dict[str, Any]:

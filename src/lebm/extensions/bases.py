@@ -25,23 +25,17 @@ class WhitenedGaussian(StandardNormal):
 
     name = "N(m, S) of posterior draws"
     refit_every = 100
-    mean: Tensor
     root: Tensor
-    inverse: Tensor  # of the root
-    first: Tensor  # running means of z and of z z'
-    second: Tensor
-    updates: Tensor  # how many were observed
 
     def __init__(self, nz: int, memory: int = 1000) -> None:
         super().__init__(nz)
         self.memory = memory
-        self.register_buffer("_follows", torch.ones((), dtype=torch.bool), persistent=False)
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        for name in ("mean", "first"):
-            self.register_buffer(name, torch.zeros(nz))
-        self.root = torch.eye(nz)  # a buffer of the base class
-        for name in ("inverse", "second"):
-            self.register_buffer(name, torch.eye(nz))
+        self._follows = nn.Buffer(torch.ones((), dtype=torch.bool), persistent=False)
+        self.updates = nn.Buffer(torch.zeros((), dtype=torch.int64))  # how many were observed
+        self.mean = nn.Buffer(torch.zeros(nz))
+        self.first = nn.Buffer(torch.zeros(nz))  # running means of z, and (second) of z z'
+        self.root, self.inverse = torch.eye(nz), nn.Buffer(torch.eye(nz))  # the first is a buffer of the base class
+        self.second = nn.Buffer(torch.eye(nz))
 
     def whiten(self, z: Tensor) -> Tensor:
         return (z - self.mean) @ self.inverse.T
@@ -61,7 +55,7 @@ class WhitenedGaussian(StandardNormal):
         energy over a base that lags behind pushes z ever farther out."""
         least = max(LEAST, LEAST * self.nz // len(z_pos))
         weight = (1 / (self.updates / 2 + least).clamp_max(self.memory)).to(z_pos.dtype)
-        self.updates += 1
+        self.updates.add_(1)
         self.first.lerp_(z_pos.mean(0), weight)
         self.second.lerp_(z_pos.T @ z_pos / len(z_pos), weight)
         self._observe(z_pos, weight)
@@ -77,7 +71,7 @@ class WhitenedGaussian(StandardNormal):
         inverse = triangular_inverse(root)
         for target, value in ((self.mean, first), (self.root, root), (self.inverse, inverse)):
             move(target, value, good)
-        self._follows.copy_(self._refit(first, second, inverse, good))  # type: ignore[operator]
+        self._follows.copy_(self._refit(first, second, inverse, good))
 
     def _refit(self, first: Tensor, second: Tensor, inverse: Tensor, good: Tensor) -> Tensor:
         return good
@@ -89,13 +83,8 @@ class WhitenedGaussian(StandardNormal):
     def restore_derived(self) -> None:
         mean, root = self.mean.double(), self.root.double().tril()
         second = root @ root.T + mean.outer(mean)
-        values = (
-            (self.root, root),
-            (self.inverse, triangular_inverse(root)),
-            (self.first, mean),
-            (self.second, second),
-        )
-        for target, value in values:
+        self.inverse.copy_(triangular_inverse(root))
+        for target, value in ((self.root, root), (self.first, mean), (self.second, second)):
             target.copy_(value)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lebm.core.errors import ConfigError, DataError
 from lebm.extensions.proposals import LearnedStart
+from lebm.generators.base import what
 from lebm.prior import log_normal
 
 LOWEST, HIGHEST = -7.0, 3.0  # limits of log std: they keep the likelihood of a refined z finite
@@ -19,17 +20,15 @@ class GaussianEncoder(nn.Module):
     def __init__(self, net: nn.Module, nz: int) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
-            what = type(net).__name__
-            raise ConfigError(f"the encoder's network is a {what}; make_encoder must give a torch.nn.Module")
+            raise ConfigError(f"the encoder's network is {what(net)}; make_encoder must give a torch.nn.Module")
         self.net, self.nz = net, nz
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log std, (batch, nz) each."""
         out = self.net(x)
         if not isinstance(out, Tensor) or out.shape != (len(x), 2 * self.nz):
-            what = f"numbers of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             raise DataError(
-                f"the encoder makes {what} of {len(x)} rows; it must make one tensor, "
+                f"the encoder makes {what(out)} of {len(x)} rows; it must make one tensor, "
                 f"2 x nz = {2 * self.nz} numbers a row: mean, then log std"
             )
         mean, log_std = out.chunk(2, -1)

@@ -20,16 +20,6 @@ FLOOR = 1e-4  # added to the variances of u
 class OnlineMixture(nn.Module):
     """A mixture of Gaussians over the whitened u that follows draws as they come."""
 
-    share: Tensor  # running: the share of rows of each Gaussian, (k,)
-    first: Tensor  # running: the mean of z, weighted by that share, (k, nz)
-    second: Tensor  # running: the same of z z', (k, nz, nz)
-    weights: Tensor  # the mixture over u
-    centres: Tensor
-    roots: Tensor  # Cholesky factors of the covariances
-    inverses: Tensor  # of the roots
-    shift: Tensor  # inverse times centre
-    constant: Tensor  # log weight + the constants of a log density
-
     def __init__(self, components: int, nz: int) -> None:
         super().__init__()
         self.components, self.nz = components, nz
@@ -37,18 +27,14 @@ class OnlineMixture(nn.Module):
         # Each begins a unit away from 0 along an axis, either way, and further out where there are more than that,
         # because Gaussians that begin alike stay alike.
         centres = eye[k % nz] * ((1 - 2 * (k // nz % 2)) * (1 + k // (2 * nz)))[:, None]
-        self.register_buffer("share", torch.full((components,), 1 / components))
-        self.register_buffer("first", centres / components)
-        self.register_buffer("second", (eye + centres[:, :, None] * centres[:, None]) / components)
-        for name, shape in (
-            ("weights", ()),
-            ("constant", ()),
-            ("centres", (nz,)),
-            ("shift", (nz,)),
-            ("roots", (nz, nz)),
-            ("inverses", (nz, nz)),
-        ):
-            self.register_buffer(name, torch.zeros(components, *shape))
+        # Running means: the share of rows of each Gaussian, and z and z z' weighted by that share.
+        self.share = nn.Buffer(torch.full((components,), 1 / components))
+        self.first = nn.Buffer(centres / components)
+        self.second = nn.Buffer((eye + centres[:, :, None] * centres[:, None]) / components)
+        # The mixture over u, with `constant` log weight + the constants of a log density, and `shift` inverse x centre.
+        self.weights, self.constant = (nn.Buffer(torch.zeros(components)) for _ in range(2))
+        self.centres, self.shift = (nn.Buffer(torch.zeros(components, nz)) for _ in range(2))
+        self.roots, self.inverses = (nn.Buffer(torch.zeros(components, nz, nz)) for _ in range(2))
         self.set(self.share, centres, eye.expand(components, -1, -1))
 
     @torch.no_grad()
@@ -56,19 +42,12 @@ class OnlineMixture(nn.Module):
         """Set the mixture over u, and what its density and score need; everything stays as it is where not `good`."""
         inverses = triangular_inverse(roots)
         shift = (inverses @ centres.unsqueeze(-1)).squeeze(-1)
-        constant = (
-            weights.log() + inverses.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * self.nz * math.log(2 * math.pi)
-        )
-        new = {
-            "weights": weights,
-            "centres": centres,
-            "roots": roots,
-            "inverses": inverses,
-            "shift": shift,
-            "constant": constant,
-        }
-        for name, value in new.items():
-            move(getattr(self, name), value, good)
+        log_det = inverses.diagonal(dim1=1, dim2=2).log().sum(1)
+        constant = weights.log() + log_det - 0.5 * self.nz * math.log(2 * math.pi)
+        new = (weights, constant, centres, shift, roots, inverses)
+        now = (self.weights, self.constant, self.centres, self.shift, self.roots, self.inverses)
+        for target, value in zip(now, new, strict=True):
+            move(target, value, good)
 
     def _each(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """(n, k, nz): u as each Gaussian whitens it; (n, k): log weight + log density."""
@@ -106,16 +85,15 @@ class OnlineMixture(nn.Module):
     def refit(self, mean: Tensor, second: Tensor, inverse: Tensor, good: Tensor) -> Tensor:
         """Move to what was observed, and say whether that was possible. Whitening is u = inverse (z - mean); mean and
         second are the moments of all rows in float64, and `good` says whether they could be whitened."""
-        share, first = (
-            self.share.double() + COMMON / self.components,
-            self.first.double() + COMMON / self.components * mean,
-        )
-        centres = first / share[:, None]
-        products = (self.second.double() + COMMON / self.components * second) / share[:, None, None]
+        common = COMMON / self.components
+        share = self.share.double() + common
+        centres = (self.first.double() + common * mean) / share[:, None]
+        products = (self.second.double() + common * second) / share[:, None, None]
         spread = inverse @ (products - centres[:, :, None] * centres[:, None]) @ inverse.T
         roots, also_good = cholesky(spread, FLOOR)
-        self.set(share / share.sum(), (centres - mean) @ inverse.T, roots, good & also_good)
-        return good & also_good
+        good = good & also_good
+        self.set(share / share.sum(), (centres - mean) @ inverse.T, roots, good)
+        return good
 
     @torch.no_grad()
     def restore_derived(self, mean: Tensor, second: Tensor, root: Tensor) -> None:
@@ -137,15 +115,16 @@ class OnlineMixture(nn.Module):
 def cholesky(spread: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """The Cholesky root of one covariance or of several, `floor` added to the variances, and whether all of them have
     one."""
-    root, bad = torch.linalg.cholesky_ex(
-        spread + floor * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
-    )
+    root, bad = torch.linalg.cholesky_ex(spread + floor * _identity(spread))
     return root, (bad == 0).all() & root.isfinite().all()
 
 
 def triangular_inverse(root: Tensor) -> Tensor:
-    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-    return torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)
+    return torch.linalg.solve_triangular(root, _identity(root).expand_as(root), upper=False)
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 def move(target: Tensor, value: Tensor, good: Tensor | None) -> None:

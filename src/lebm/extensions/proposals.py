@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,7 @@ from lebm.start import Draws, Start
 Objective = Literal["reverse_kl", "forward_kl"]
 
 
-class Proposal(Protocol):
-    """A density that can be sampled: q(z|x) or q(z)."""
-
-    def draw(self, e: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z as a function of N(0, I) noise e, and log q(z)."""
-
-    def log_prob(self, z: Tensor, x: Tensor | None) -> Tensor: ...
-
-    def scalars(self, z0: Tensor, x: Tensor | None) -> dict[str, Tensor]:
-        """For the log: how far proposals lie apart (`q_spread`; 0 is a collapse), and what else should be shown."""
-
-
-def reverse_kl(q: Proposal, draws: Draws, score: Score) -> Tensor:
+def reverse_kl(q: Any, draws: Draws, score: Score) -> Tensor:
     """KL(q || target) up to its constant. Its gradient is that of log q(z) - z . score(z) along z = z(e): the target's
     density, and so log Z, is not needed."""
     z, log_q = q.draw(draws.e, draws.x)
@@ -34,7 +22,7 @@ def reverse_kl(q: Proposal, draws: Draws, score: Score) -> Tensor:
     return (log_q - (slope * z).sum(-1)).mean()
 
 
-def forward_kl(q: Proposal, draws: Draws, score: Score) -> Tensor:
+def forward_kl(q: Any, draws: Draws, score: Score) -> Tensor:
     """KL(law of the chain's end || q) up to its constant: maximum likelihood on where the chain ended (MCMC
     teaching)."""
     return -q.log_prob(draws.z, draws.x).mean()
@@ -45,9 +33,14 @@ OBJECTIVES = {"reverse_kl": reverse_kl, "forward_kl": forward_kl}
 
 class LearnedStart(Start):
     """A network q proposes where chains start; a chain of 0 or more steps follows. `name` is that of the network
-    too."""
+    too.
+
+    q is a density that can be sampled, q(z|x) or q(z): `draw(e, x)` gives z as a function of N(0, I) noise e, and log
+    q(z); `log_prob(z, x)`; and for the log `scalars(z0, x)`: how far proposals lie apart (`q_spread`; 0 is a collapse),
+    and what else should be shown."""
 
     from_base = False
+    q: Any
 
     def __init__(self, q: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -58,13 +51,12 @@ class LearnedStart(Start):
 
     def forward(self, e: Tensor, x: Tensor | None = None) -> Tensor:
         with torch.no_grad():
-            return self.q.draw(e, x)[0]  # type: ignore[operator]
+            return self.q.draw(e, x)[0]
 
     def loss(self, draws: Draws, score: Score) -> Tensor:
         with torch.enable_grad():
-            return OBJECTIVES[self.objective](self.q, draws, score)  # type: ignore[arg-type]
+            return OBJECTIVES[self.objective](self.q, draws, score)
 
     @torch.no_grad()
     def scalars(self, draws: Draws) -> dict[str, Tensor]:
-        q: Any = self.q
-        return {"log_q": q.log_prob(draws.z, draws.x).mean(), **q.scalars(draws.z0, draws.x)}
+        return {"log_q": self.q.log_prob(draws.z, draws.x).mean(), **self.q.scalars(draws.z0, draws.x)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lebm.start import Draws, Start
 
@@ -19,14 +19,12 @@ class ReplayStart(Start):
     models."""
 
     name = "replay"
-    z: Tensor
-    rows: Tensor
 
     def __init__(self, chains: int, nz: int, refresh: float) -> None:
         super().__init__()
         self.period = round(1 / refresh) if refresh else 0
-        self.register_buffer("z", torch.zeros(chains, nz))
-        self.register_buffer("rows", torch.zeros((), dtype=torch.int64))  # how many chain rows were visited so far
+        self.z = nn.Buffer(torch.zeros(chains, nz))
+        self.rows = nn.Buffer(torch.zeros((), dtype=torch.int64))  # how many chain rows were visited so far
 
     def _next(self, n: int) -> tuple[Tensor, Tensor]:
         """Which chains are next, and how often each was visited before."""
@@ -35,16 +33,14 @@ class ReplayStart(Start):
 
     def forward(self, e: Tensor, x: Tensor | None = None) -> Tensor:
         index, visits = self._next(len(e))
-        restart = visits == 0
-        if self.period:
-            restart = restart | ((index + visits) % self.period == 0)
+        restart = (visits == 0) | ((index + visits) % self.period == 0) if self.period else visits == 0
         return torch.where(restart[:, None], e, self.z[index].to(e.dtype))
 
     @torch.no_grad()
     def observe(self, draws: Draws) -> None:
         index, _ = self._next(len(draws.z))
         self.z.index_copy_(0, index, draws.z.to(self.z.dtype))
-        self.rows += len(draws.z)
+        self.rows.add_(len(draws.z))
 
     def filled(self) -> int:
         """How many chains of the buffer have been run at all."""
@@ -53,8 +49,7 @@ class ReplayStart(Start):
     def resume(self, e: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Chains continue from where learning left them. Where there are more samples than chains, each further round
         of samples runs its chain once more, with noise of its own."""
-        filled = self.filled()
-        if not filled:
+        if not (filled := self.filled()):
             return super().resume(e, first)
         at = first + torch.arange(len(e), device=e.device)
         return self.z[at % filled].to(e.dtype), 1 + at // filled

@@ -5,7 +5,7 @@ Nothing of the reference imports this package; the training loop and the command
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -14,26 +14,19 @@ from torch import Tensor
 from lebm.core.errors import UserError
 from lebm.generators.text import TextGenerator
 from lebm.method import Method
+from lebm.training.engine import Optimizers, Update, reference
 
 if TYPE_CHECKING:
-    from lebm.config import Config
     from lebm.latent_ebm import LatentEBM
-
-Update = Callable[[Tensor, Tensor], None]  # rows as they are stored, and which training rows they are
 
 
 class Unavailable(Exception):
     """No engine of this package can run here, while the reference can. The text says why."""
 
 
-def wanted(config: Config, device: torch.device) -> bool:
-    """Whether a run should use an engine of this package at all."""
-    return config.engine == "auto" and device.type == "cuda"
-
-
 def make_update(
     method: Method,
-    optimizers: Mapping[str, torch.optim.Optimizer],
+    optimizers: Optimizers,
     rng: torch.Generator,
     rows: Tensor,
     index: Tensor,
@@ -55,21 +48,18 @@ def make_update(
         import lebm.fast.graphs as graphs
     except ImportError as e:
         raise Unavailable(f"Triton is not installed ({e})") from None
-    from lebm.training.engine import reference
-
+    state = graphs.State(method, optimizers, rng)
     try:
         if precision != "float32" and fused.applies(method, len(rows)):
             try:
                 fast = fused.FusedStep(cast("LatentEBM", method), optimizers, rng, len(rows), clip)
-                return graphs.Captured(fast, method, optimizers, rng, rows, index)
+                return graphs.Captured(fast, state, rows, index)
             except Exception as e:
                 if warn is None:
                     raise
-                warn(
-                    f"the fused kernels do not run here ({_brief(e)}); the update is captured without them, in float32"
-                )
+                warn(f"the update is captured in float32, for the fused kernels do not run here ({_brief(e)})")
         step = with_words(method, reference(method, optimizers, rng, clip, precision), precision)
-        return graphs.Captured(step, method, optimizers, rng, rows, index)
+        return graphs.Captured(step, state, rows, index)
     except UserError:  # a warning that is treated as an error, or data that do not fit
         raise
     except Exception as e:  # a compiler, a driver or a user's generator: whatever it is, the reference still works

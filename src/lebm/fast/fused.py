@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 import triton
-from torch import Tensor, nn
+from torch import Tensor
 
-from lebm.core.distributed import average_over_ranks
 from lebm.extensions.encoder_start import EncoderStart
 from lebm.extensions.flow_start import FlowStart
 from lebm.extensions.replay_start import ReplayStart
@@ -21,7 +20,7 @@ from lebm.fast.prior import BASES, FastPrior, PlainPrior, fits, fits_chain
 from lebm.fast.streams import Stream
 from lebm.generators.images import ImageGenerator
 from lebm.latent_ebm import Iteration, LatentEBM
-from lebm.method import Method
+from lebm.method import Method, move, set_gradients
 from lebm.prior import EnergyPrior
 from lebm.sampler import Chain, Score
 from lebm.start import Draws, Start
@@ -31,15 +30,11 @@ def applies(method: Method, rows: int) -> bool:
     """Whether FusedStep computes this method. Classes must be exactly ours: a subclass may compute something else."""
     if type(method) is not LatentEBM or type(method.generator) is not ImageGenerator:
         return False
-    prior = method.prior
-    return (
-        type(prior) is EnergyPrior
-        and type(prior.base) in BASES
-        and fits_chain(method.prior_chain, rows, prior.nz)
-        and type(method.posterior_chain) in (Chain, TemperedChain)
-        and type(method.prior_start) in (Start, FlowStart, ReplayStart)
-        and type(method.posterior_start) in (Start, EncoderStart)
-    )
+    prior, starts = method.prior, (type(method.prior_start), type(method.posterior_start))
+    known = type(prior) is EnergyPrior and type(prior.base) in BASES
+    known = known and starts[0] in (Start, FlowStart, ReplayStart) and starts[1] in (Start, EncoderStart)
+    chains = type(method.posterior_chain) in (Chain, TemperedChain) and fits_chain(method.prior_chain, rows, prior.nz)
+    return known and chains
 
 
 class FusedStep:
@@ -67,10 +62,10 @@ class FusedStep:
         self.generator = FastGenerator(method.generator, rows, dtype)
         self.prior = FastPrior(method.prior, dtype) if fits(method.prior) else PlainPrior(method, rng)
         device, nz = method.device, method.prior.nz
-        z = lambda: torch.zeros(rows, nz, device=device)  # noqa: E731
-        self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, self.grad_f = z(), z(), z(), z(), z()
-        self.start_score = z()  # the score at an encoder's proposal
-        self.e_neg, self.e_pos = z(), z()  # the noise behind the starts, where these are not the noise itself
+        zeros = [torch.zeros(rows, nz, device=device) for _ in range(8)]
+        self.z0_neg, self.z_neg, self.z0_pos, self.z_pos, self.grad_f, *zeros = zeros
+        # The score at an encoder's proposal, and the noise behind the starts where these are not the noise itself.
+        self.start_score, self.e_neg, self.e_pos = zeros
         self.seeds = torch.zeros(2, dtype=torch.int64, device=device)
         # Of the loss, in f at z_pos and at z_neg.
         self.slope = torch.tensor([[-1.0], [1.0]], device=device).expand(2, rows) / rows
@@ -111,8 +106,8 @@ class FusedStep:
             self.learn_prior_start()
             self.move("prior", "flow")
         log_px = self.learn_generator(rows)
-        for stream in (self.start_stream, self.prior_stream):
-            stream.join()
+        self.start_stream.join()
+        self.prior_stream.join()
         e_neg = self.z0_neg if self.neg_from_noise else self.e_neg
         e_pos = self.z0_pos if self.encoder is None else self.e_pos
         neg, pos = Draws(e_neg, self.z0_neg, self.z_neg), Draws(e_pos, self.z0_pos, self.z_pos, x)
@@ -141,10 +136,10 @@ class FusedStep:
             if k or not self.follows_score:  # otherwise the loss has left the score of its proposal behind
                 self.posterior_scores(rows)
             s = chain.size(k)
-            kernels.posterior_update[(self.rows,)](
-                self.z_pos, self.generator.part, self.grad_f, self.seeds[1:], total, 0.5 * s * s, s * chain.noise_scale,
-                limit, k, chain.steps, nz, self.generator.split, line, limit > 0, num_warps=1,
-            )  # fmt: skip
+            noise = (self.seeds[1:], total, 0.5 * s * s, s * chain.noise_scale)
+            shape = (chain.steps, nz, self.generator.split, line, limit > 0)
+            draws = (self.z_pos, self.generator.part, self.grad_f)
+            kernels.posterior_update[(self.rows,)](*draws, *noise, limit, k, *shape, num_warps=1)
 
     def posterior_scores(self, rows: Tensor) -> None:
         """The two parts of the score at z_pos, side by side: into generator.part and grad_f."""
@@ -196,17 +191,14 @@ class FusedStep:
         limited = lambda z: chain.drift(score(z), 0.5 * chain.step_size**2)  # noqa: E731
         with self.working_precision():
             loss = self.encoder.loss(Draws(self.e_pos, self.z0_pos, self.z_pos, x), limited)
-            _set_gradients(loss, self.encoder.q)
+            set_gradients(loss, list(self.encoder.q.parameters()))
         self.move("encoder")
 
     @contextmanager
     def working_precision(self) -> Iterator[None]:
         """For the encoder, without autocast's cache of cast weights, which would outlive a captured update."""
-        if self.dtype is torch.float32:
-            autocast: AbstractContextManager[object] = nullcontext()
-        else:
-            autocast = torch.autocast(self.z_pos.device.type, dtype=self.dtype, cache_enabled=False)
-        with fastest(), autocast:
+        low, device = self.dtype is not torch.float32, self.z_pos.device.type
+        with fastest(), torch.autocast(device, self.dtype, cache_enabled=False) if low else nullcontext():
             yield
 
     # --- the other networks ---------------------------------------------------------------------------------------
@@ -215,7 +207,7 @@ class FusedStep:
         """Mean f at z_pos and at z_neg, and .grad of the energy network for equation 10 and the L2 term."""
         prior = self.method.prior
         if prior.energy is None:
-            return self.z_pos.new_zeros(()), self.z_pos.new_zeros(())
+            return tuple(self.z_pos.new_zeros(2))
         with torch.set_grad_enabled("prior" in self.optimizers):
             f = prior.f(torch.cat([self.z_pos, self.z_neg])).view(2, -1)
         if f.requires_grad:
@@ -233,7 +225,7 @@ class FusedStep:
             return
         draws = Draws(self.e_neg, base.whiten(self.z0_neg), base.whiten(self.z_neg))
         if isinstance(start, FlowStart) and "flow" in self.optimizers:
-            _set_gradients(start.loss(draws, self.method.prior.score_white), start.q)
+            set_gradients(start.loss(draws, self.method.prior.score_white), list(start.q.parameters()))
         start.observe(draws)
 
     def learn_generator(self, rows: Tensor) -> Tensor:
@@ -252,24 +244,11 @@ class FusedStep:
     def move(self, *names: str) -> None:
         """The optimiser's step of these networks, of those that have one."""
         networks = self.method.networks()
-        for name in names:
-            if name in self.optimizers and name in networks:
-                params = list(networks[name].parameters())
-                average_over_ranks(params)
-                if self.clip:
-                    nn.utils.clip_grad_norm_(params, self.clip)
-                self.optimizers[name].step()
+        move(networks, [n for n in names if n in self.optimizers and n in networks], self.optimizers, self.clip)
 
 
 def _no_score(z: Tensor) -> Tensor:
     raise NotImplementedError("an encoder with the objective forward_kl asks for no score")
-
-
-def _set_gradients(loss: Tensor, net: nn.Module) -> None:
-    """.grad of every parameter, in its memory order, as fused optimisers want it."""
-    params = list(net.parameters())
-    for p, g in zip(params, torch.autograd.grad(loss, params, materialize_grads=True), strict=True):
-        p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
 
 def _follow_layout(optimizers: Optimizers) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,40 +26,32 @@ class FastGenerator:
 
     def __init__(self, generator: ImageGenerator, rows: int, dtype: torch.dtype = torch.bfloat16) -> None:
         self.generator, self.rows, self.dtype = generator, rows, dtype
-        self.leak, self.sigma = generator.leak, generator.sigma
+        self.leak, self.sigma, self.base, self.nz = generator.leak, generator.sigma, generator.base, generator.nz
         generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        first, *middle, last = generator.convolutions()
-        self.first, self.middle, self.last = first, middle, last
-        self.base, self.nz, self.c0 = generator.base, generator.nz, first.out_channels
-        self.n = self.base**2 * self.c0
-        self.colours, self.kernel, self.stride = last.out_channels, int(last.kernel_size[0]), int(last.stride[0])
+        self.first, *self.middle, self.last = generator.convolutions()
+        self.c0, self.n = self.first.out_channels, self.base**2 * self.first.out_channels
+        self.colours, self.kernel, stride = self.last.out_channels, self.last.kernel_size[0], self.last.stride[0]
         self.taps = self.kernel**2 * self.colours
-        self.sides = [self.base * 2**i for i in range(len(middle) + 1)]  # of the maps h[0..]
-        channels = [layer.out_channels for layer in (first, *middle)]
-        self.by_cudnn = [
-            tiles.up_backward_by_cudnn(i, self._pixels(i), c.in_channels, c.out_channels) for i, c in enumerate(middle)
-        ]
-        empty = partial(torch.empty, device=first.weight.device, dtype=dtype)
+        self.sides = [self.base * 2**i for i in range(len(self.middle) + 1)]  # of the maps h[0..]
+        self.pixels = [rows * s**2 for s in self.sides]
+        channels = [layer.out_channels for layer in (self.first, *self.middle)]
+        self._ups = list(pairwise(channels))  # channels before and after each doubling
+        self._last_shape = (rows, self.sides[-1], self.sides[-1], channels[-1], self.colours, stride, self.kernel)
+        self.by_cudnn = [tiles.up_backward_by_cudnn(i, self.pixels[i], *pair) for i, pair in enumerate(self._ups)]
+        empty = partial(torch.empty, device=self.first.weight.device, dtype=dtype)
         self._w_first, self._w_last = empty(self.nz, self.n), empty(channels[-1], self.taps)
         self._w_last_back = torch.zeros_like(empty(tiles.pad(self.taps), channels[-1]))
-        self._w_up = [empty(4, 4, c.in_channels, c.out_channels) for c in middle]
-        self._w_back = [
-            None if cudnn else empty(4, 4, c.out_channels, c.in_channels)
-            for c, cudnn in zip(middle, self.by_cudnn, strict=True)
-        ]
-        self._w_cudnn = [torch.empty_like(c.weight, dtype=dtype) for c in middle]
-        self.h = [empty(rows, s, s, c) for s, c in zip(self.sides, channels, strict=True)]
-        self.g = [empty(rows, s, s, c) for s, c in zip(self.sides, channels, strict=True)]
-        side = generator.size
-        self.d = empty(rows, side, side, self.colours)
-        self._columns = empty(self._pixels(-1), self.taps, dtype=torch.float32)
+        self._w_up = [empty(4, 4, ci, co) for ci, co in self._ups]
+        backs = zip(self._ups, self.by_cudnn, strict=True)
+        self._w_back = [None if cudnn else empty(4, 4, co, ci) for (ci, co), cudnn in backs]
+        self._w_cudnn = [torch.empty_like(c.weight, dtype=dtype) for c in self.middle]
+        self.h, self.g = ([empty(rows, s, s, c) for s, c in zip(self.sides, channels, strict=True)] for _ in range(2))
+        self.d = empty(rows, generator.size, generator.size, self.colours)
+        self._columns = empty(self.pixels[-1], self.taps, dtype=torch.float32)
         self._first_back, self.split = tiles.first_backward(rows, self.nz, self.n)
         self.part = empty(self.split, rows, self.nz, dtype=torch.float32)
         self.error = empty(cdiv(self.d.numel(), tiles.FOLD_BLOCK), dtype=torch.float32)
         self.refresh()
-
-    def _pixels(self, i: int) -> int:
-        return self.rows * self.sides[i] ** 2
 
     @torch.no_grad()
     def refresh(self, stream: AbstractContextManager[Any] | None = None) -> None:
@@ -81,49 +74,40 @@ class FastGenerator:
 
     def forward(self, z: Tensor, x: Tensor, scale: float) -> None:
         """Fill h, d = scale (x - x_hat)(1 - x_hat^2) and error, from z[rows, nz] and the stored images x (NCHW)."""
-        t = tiles.first_forward(self.rows, self.nz, self.n)
-        kernels.first_forward[(cdiv(self.rows, t.m), cdiv(self.n, t.n))](
-            z, self._w_first, self.first.bias, self.h[0], self.rows, self.nz, self.n, self.c0, self.leak, t.m, t.n, t.k,
-            **_options(t),
-        )  # fmt: skip
+        t, rows, pixels = tiles.first_forward(self.rows, self.nz, self.n), self.rows, self.pixels
+        first = (z, self._w_first, self.first.bias, self.h[0], rows, self.nz, self.n, self.c0, self.leak)
+        _launch(kernels.first_forward, (cdiv(rows, t.m), cdiv(self.n, t.n)), t, *first, *t[:3])
         for i, layer in enumerate(self.middle):
-            ci, co, s = layer.in_channels, layer.out_channels, self.sides[i]
-            t = tiles.up_forward(self._pixels(i), ci, co)
-            kernels.up_forward[(cdiv(self._pixels(i), t.m), cdiv(co, t.n), 4)](
-                self.h[i], self._w_up[i], layer.bias, self.h[i + 1], self.rows, s, s, ci, co, self.leak, t.m, t.n, t.k,
-                **_options(t),
-            )  # fmt: skip
-        s, ci = self.sides[-1], self.last.in_channels
-        t = tiles.last_columns(self._pixels(-1), ci, self.taps)
-        kernels.last_columns[(cdiv(self._pixels(-1), t.m),)](
-            self.h[-1], self._w_last, self._columns, self._pixels(-1), ci, self.taps, tiles.pad(self.taps), t.m, t.k,
-            **_options(t),
-        )  # fmt: skip
-        kernels.last_fold[(len(self.error),)](
-            self._columns, self.last.bias, x, self.d, self.error, self.rows, scale, s, s, self.colours, self.stride,
-            self.kernel, x.dtype == torch.uint8, tiles.FOLD_BLOCK,
-        )  # fmt: skip
+            t = tiles.up_forward(pixels[i], *self._ups[i])
+            maps, grid = (self.h[i], self._w_up[i], layer.bias), (cdiv(pixels[i], t.m), cdiv(self._ups[i][1], t.n), 4)
+            _launch(kernels.up_forward, grid, t, *maps, self.h[i + 1], *self._up_shape(i), *t[:3])
+        _, s, _, ci, *shape = self._last_shape
+        t = tiles.last_columns(pixels[-1], ci, self.taps)
+        last = (self.h[-1], self._w_last, self._columns, pixels[-1], ci, self.taps, tiles.pad(self.taps))
+        _launch(kernels.last_columns, (cdiv(pixels[-1], t.m),), t, *last, t.m, t.k)
+        fold = (self._columns, self.last.bias, x, self.d, self.error, rows, scale, s, s, *shape)
+        kernels.last_fold[(len(self.error),)](*fold, x.dtype == torch.uint8, tiles.FOLD_BLOCK)
 
     def backward(self, to_z: bool = True) -> None:
         """From d back to `part` and to g[i], the gradients before each activation (g[0] after it, where cuDNN made it).
 
         The sum of `part` over dim 0 is the gradient at z.
         """
-        s, ci = self.sides[-1], self.last.in_channels
-        t = tiles.last_backward(self._pixels(-1), ci)
-        kernels.last_backward[(cdiv(self._pixels(-1), t.m), cdiv(ci, t.n))](
-            self.d, self._w_last_back, self.h[-1], self.g[-1], self.rows, s, s, ci, self.colours, self.stride,
-            self.kernel, tiles.pad(self.taps), self.leak, t.m, t.n, **_options(t),
-        )  # fmt: skip
+        t = tiles.last_backward(self.pixels[-1], self.last.in_channels)
+        grid = (cdiv(self.pixels[-1], t.m), cdiv(self.last.in_channels, t.n))
+        maps, more = (self.d, self._w_last_back, self.h[-1], self.g[-1]), (tiles.pad(self.taps), self.leak, t.m, t.n)
+        _launch(kernels.last_backward, grid, t, *maps, *self._last_shape, *more)
         for i in reversed(range(len(self.middle))):
             self._up_backward(i)
         if not to_z:
             return
         t = self._first_back
-        kernels.first_backward[(cdiv(self.rows, t.m), self.split)](
-            self.g[0], self.h[0], self._w_first, self.part, self.rows, self.nz, tiles.pad(self.nz), self.n, self.split,
-            self.leak, self._unmasked, t.m, t.k, **_options(t),
-        )  # fmt: skip
+        shape = (self.rows, self.nz, tiles.pad(self.nz), self.n, self.split, self.leak, self._unmasked, t.m, t.k)
+        maps = (self.g[0], self.h[0], self._w_first, self.part)
+        _launch(kernels.first_backward, (cdiv(self.rows, t.m), self.split), t, *maps, *shape)
+
+    def _up_shape(self, i: int) -> tuple[float, ...]:
+        return self.rows, self.sides[i], self.sides[i], *self._ups[i], self.leak
 
     @property
     def _unmasked(self) -> bool:
@@ -131,19 +115,16 @@ class FastGenerator:
         return bool(self.by_cudnn) and self.by_cudnn[0]
 
     def _up_backward(self, i: int) -> None:
-        layer, s = self.middle[i], self.sides[i]
-        ci, co = layer.in_channels, layer.out_channels
         if self.by_cudnn[i]:
             with fastest():
                 g = F.conv2d(self.g[i + 1].permute(0, 3, 1, 2), self._w_cudnn[i], stride=2, padding=1)
             g = g.permute(0, 2, 3, 1)
             self.g[i] = g.contiguous() if i == 0 else _masked(g, self.h[i], self.leak)
             return
-        t = tiles.up_backward(self._pixels(i), ci, co)
-        kernels.up_backward[(cdiv(self._pixels(i), t.m), cdiv(ci, t.n))](
-            self.g[i + 1], self._w_back[i], self.h[i], self.g[i], self.rows, s, s, ci, co, self.leak, t.m, t.n, t.k,
-            **_options(t),
-        )  # fmt: skip
+        t = tiles.up_backward(self.pixels[i], *self._ups[i])
+        grid = (cdiv(self.pixels[i], t.m), cdiv(self._ups[i][0], t.n))
+        maps = (self.g[i + 1], self._w_back[i], self.h[i], self.g[i])
+        _launch(kernels.up_backward, grid, t, *maps, *self._up_shape(i), *t[:3])
 
     def make_grads(self) -> None:
         """Gradient buffers in the layout of the parameters."""
@@ -170,22 +151,19 @@ class FastGenerator:
                 _grad(layer.weight).copy_(torch.ops.aten.convolution_backward(g, h, like, None, *options)[1])
 
     def _bias_gradient(self, bias: Tensor | None, g: Tensor) -> None:
-        out, (t, steps) = _grad(bias), tiles.column_sums(g.numel() // g.shape[-1], g.shape[-1])
-        out.zero_()
         c, pixels = g.shape[-1], g.numel() // g.shape[-1]
+        t, steps = tiles.column_sums(pixels, c)
         grid = (cdiv(pixels, t.m * steps), cdiv(c, t.n))
-        kernels.column_sums[grid](g, out, pixels, c, steps, t.m, t.n, **_options(t))
+        _launch(kernels.column_sums, grid, t, g, _grad(bias).zero_(), pixels, c, steps, t.m, t.n)
 
     def _last_weight_gradient(self) -> None:
-        s, ci, padded = self.sides[-1], self.last.in_channels, tiles.pad(self.taps)
-        t, most = tiles.last_weights(self._pixels(-1), ci)
-        blocks = cdiv(self._pixels(-1), t.k)
+        ci, padded = self.last.in_channels, tiles.pad(self.taps)
+        t, most = tiles.last_weights(self.pixels[-1], ci)
+        blocks = cdiv(self.pixels[-1], t.k)
         programs = min(blocks, most)
         part = torch.empty(programs, ci, padded, device=self.d.device, dtype=torch.float32)
-        kernels.last_weights[(programs, cdiv(ci, t.m))](
-            self.h[-1], self.d, part, self.rows, s, s, ci, self.colours, self.stride, self.kernel, padded,
-            cdiv(blocks, programs), t.m, t.k, **_options(t),
-        )  # fmt: skip
+        grid, more = (programs, cdiv(ci, t.m)), (padded, cdiv(blocks, programs), t.m, t.k)
+        _launch(kernels.last_weights, grid, t, self.h[-1], self.d, part, *self._last_shape, *more)
         total = part.sum(0)[:, : self.taps].view(ci, self.kernel, self.kernel, self.colours)
         _grad(self.last.weight).copy_(total.permute(0, 3, 1, 2))
 
@@ -195,8 +173,8 @@ class FastGenerator:
         return -self.error.sum() / (2 * self.sigma**2 * self.rows) - 0.5 * d * math.log(2 * math.pi * self.sigma**2)
 
 
-def _options(t: tiles.Tile) -> dict[str, int]:
-    return {"num_warps": t.warps, "num_stages": tiles.stages(t)}
+def _launch(kernel: Any, grid: tuple[int, ...], t: tiles.Tile, *arguments: Any) -> None:
+    kernel[grid](*arguments, num_warps=t.warps, num_stages=tiles.stages(t))
 
 
 def fastest() -> Any:

@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lebm.method import Method
+from lebm.training.engine import Optimizers, Update
 
-Update = Callable[[Tensor, Tensor], None]  # rows as they are stored, and which training rows they are
-Optimizers = Mapping[str, torch.optim.Optimizer]
+Snapshot = tuple[list[Tensor], dict[tuple[Tensor, str], Tensor], Tensor]
+
+
+@dataclass
+class State:
+    """All that an update changes: what the method holds, the moments of the optimisers, and the random numbers."""
+
+    method: Method
+    optimizers: Optimizers
+    rng: torch.Generator
+
+    def check(self) -> None:
+        """Refuse what a graph cannot hold."""
+        if self.rng.device.type != "cuda":  # registering another kind with a graph would end the process
+            raise ValueError(f"a CUDA graph cannot draw from a generator on {self.rng.device}")
+        for name, optimizer in self.optimizers.items():
+            if not all(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in optimizer.param_groups):
+                raise ValueError(f"a graph would freeze the rate of the optimiser {name}: it is no tensor on the GPU")
+
+    def values(self) -> list[Tensor]:
+        return [p.detach() for p in self.method.parameters()] + list(self.method.buffers())
+
+    def moments(self) -> dict[tuple[Tensor, str], Tensor]:
+        states = [item for optimizer in self.optimizers.values() for item in optimizer.state.items()]
+        return {(p, k): v for p, state in states for k, v in state.items() if isinstance(v, Tensor)}
+
+    def snapshot(self) -> Snapshot:
+        moments = {key: moment.clone() for key, moment in self.moments().items()}
+        return [v.clone() for v in self.values()], moments, self.rng.get_state()
+
+    @torch.no_grad()
+    def put_back(self, before: Snapshot) -> None:
+        values, moments, random = before
+        torch.cuda.synchronize()
+        for target, value in zip(self.values(), values, strict=True):
+            target.copy_(value)
+        for key, moment in self.moments().items():  # those that the warm-up made begin at zero
+            moment.copy_(moments[key] if key in moments else torch.zeros_like(moment))
+        self.rng.set_state(random)
 
 
 class Captured:
@@ -22,48 +61,30 @@ class Captured:
     The graphs share one pool of memory, because only one runs at a time.
     """
 
-    def __init__(
-        self, step: Update, method: Method, optimizers: Optimizers, rng: torch.Generator, rows: Tensor, index: Tensor
-    ) -> None:
-        self.step, self.method, self.optimizers, self.rng = step, method, optimizers, rng
-        self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[torch.Size, Graph | None] = {}
-        self._capture(rows, index)  # what cannot be captured is reported before learning begins
-
-    def _capture(self, rows: Tensor, index: Tensor) -> None:
-        self.graphs[rows.shape] = Graph(self.step, self.method, self.optimizers, self.rng, rows, index, self.pool)
+    def __init__(self, step: Update, state: State, rows: Tensor, index: Tensor) -> None:
+        self.step, self.state, self.pool = step, state, torch.cuda.graph_pool_handle()
+        # What cannot be captured is reported before learning begins.
+        self.graphs: dict[torch.Size, Callable[..., None]] = {rows.shape: Graph(step, state, rows, index, self.pool)}
 
     def __call__(self, rows: Tensor, index: Tensor) -> None:
         if rows.shape not in self.graphs:
             try:
-                self._capture(rows, index)
+                self.graphs[rows.shape] = Graph(self.step, self.state, rows, index, self.pool)
             except RuntimeError as e:  # most likely there is too little memory: this shape is learned without a graph
-                self.graphs[rows.shape] = None
-                reason = str(e).splitlines()[0]
-                warnings.warn(
-                    f"batches of shape {tuple(rows.shape)} are learned without a graph ({reason})", stacklevel=2
-                )
-        graph = self.graphs[rows.shape]
-        (self.step if graph is None else graph)(rows, index)
+                self.graphs[rows.shape] = self.step
+                shape, reason = tuple(rows.shape), str(e).splitlines()[0]
+                warnings.warn(f"batches of shape {shape} are learned without a graph ({reason})", stacklevel=2)
+        self.graphs[rows.shape](rows, index)
 
 
 class Graph:
     """One captured update. Warming up would move the weights, so all state is put back before the first real update."""
 
-    def __init__(
-        self,
-        step: Update,
-        method: Method,
-        optimizers: Optimizers,
-        rng: torch.Generator,
-        rows: Tensor,
-        index: Tensor,
-        pool: Any = None,
-    ) -> None:
-        _check(optimizers, rng)
-        self.method, self.step = method, step  # the buffers of the step live as long as the graph
+    def __init__(self, step: Update, state: State, rows: Tensor, index: Tensor, pool: Any) -> None:
+        state.check()
+        self.method, self.step = state.method, step  # the buffers of the step live as long as the graph
         self.rows, self.index = rows.clone(), index.to(rows.device, copy=True)
-        before, attributes = _snapshot(method, optimizers, rng), dict(vars(method))
+        before, attributes = state.snapshot(), dict(vars(state.method))
         try:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -71,15 +92,15 @@ class Graph:
                 for _ in range(2):
                     step(self.rows, self.index)
             torch.cuda.current_stream().wait_stream(stream)
-            _put_back(before, method, optimizers, rng)
+            state.put_back(before)
             self.graph = torch.cuda.CUDAGraph()
-            self.graph.register_generator_state(rng)
+            self.graph.register_generator_state(state.rng)
             with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
                 step(self.rows, self.index)
         finally:  # also where it failed, because the reference goes on from here
-            _put_back(before, method, optimizers, rng)
-        self.grads = [(p, p.grad) for p in method.parameters()]
-        self.last = {k: v for k, v in vars(method).items() if attributes.get(k) is not v and k != "training"}
+            state.put_back(before)
+        self.grads = [(p, p.grad) for p in self.method.parameters()]
+        self.last = {k: v for k, v in vars(self.method).items() if attributes.get(k) is not v and k != "training"}
 
     def __call__(self, rows: Tensor, index: Tensor) -> None:
         self.rows.copy_(rows, non_blocking=True)
@@ -88,45 +109,3 @@ class Graph:
         vars(self.method).update(self.last)  # such as method.last: the tensors that this graph writes
         for p, g in self.grads:
             p.grad = g
-
-
-def _check(optimizers: Optimizers, rng: torch.Generator) -> None:
-    if rng.device.type != "cuda":  # registering another kind with a graph would end the process
-        raise ValueError(f"a CUDA graph cannot draw from a generator on {rng.device}")
-    for name, optimizer in optimizers.items():
-        if not all(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in optimizer.param_groups):
-            raise ValueError(
-                f"the rate of the optimiser {name} is not a tensor on the GPU, and a graph would freeze it"
-            )
-
-
-Snapshot = tuple[list[Tensor], dict[Tensor, dict[str, Tensor]], Tensor]
-
-
-def _moments(optimizers: Optimizers) -> dict[Tensor, dict[str, Tensor]]:
-    states = {p: state for optimizer in optimizers.values() for p, state in optimizer.state.items()}
-    return {p: {k: v for k, v in state.items() if isinstance(v, Tensor)} for p, state in states.items()}
-
-
-def _values(method: Method) -> list[Tensor]:
-    return [p.detach() for p in method.parameters()] + list(method.buffers())
-
-
-def _snapshot(method: Method, optimizers: Optimizers, rng: torch.Generator) -> Snapshot:
-    moments = {p: {k: v.clone() for k, v in state.items()} for p, state in _moments(optimizers).items()}
-    return [v.clone() for v in _values(method)], moments, rng.get_state()
-
-
-@torch.no_grad()
-def _put_back(before: Snapshot, method: Method, optimizers: Optimizers, rng: torch.Generator) -> None:
-    values, moments, state = before
-    torch.cuda.synchronize()
-    for target, value in zip(_values(method), values, strict=True):
-        target.copy_(value)
-    for p, now in _moments(optimizers).items():
-        for key, moment in now.items():
-            if p in moments:
-                moment.copy_(moments[p][key])
-            else:
-                moment.zero_()
-    rng.set_state(state)

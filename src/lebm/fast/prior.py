@@ -54,26 +54,19 @@ class FastPrior:
         self._args = (self._work[0], one.bias, self._work[1], two.bias, three.weight)
         self._of_z: tuple[Tensor, ...] = self._args
         if isinstance(self.base, WhitenedGaussian):
-            self._one, self._shift = torch.empty_like(self._work[0]), torch.empty_like(one.bias)
-            self._of_z = (self._one, self._shift, *self._args[2:])
-            self._rest, self._pull = (
-                torch.empty_like(self.base.root),
-                torch.empty_like(self.base.mean),
-            )  # I - S^-1, S^-1 m
+            self._of_z = (torch.empty_like(self._work[0]), torch.empty_like(one.bias), *self._args[2:])
+            like = (self.base.root, self.base.mean)
+            self._rest, self._pull = (torch.empty_like(t) for t in like)  # I - S^-1, S^-1 m
         self._components = 0
         self._of_u: tuple[Tensor, ...] = (one.bias,) * 3  # without a mixture they are never read
         self._whitened: tuple[Tensor, ...] = self._of_u
-        if self.mixture is not None:
-            self._make_room(self.mixture.components, one.weight.device, dtype)
+        if self.mixture is not None:  # room for whole groups of Gaussians: those beyond its components have no weight
+            self._components = k = cdiv(self.mixture.components, self._groups[0]) * self._groups[0]
+            half, device = torch.float16 if dtype == torch.bfloat16 else dtype, one.weight.device
+            blocks = torch.zeros(2, k, 128, 128, dtype=half, device=device)
+            shifts, constant = torch.zeros(2, k, 128, device=device), torch.full((k,), -1e30, device=device)
+            self._of_u, self._whitened = (blocks[0], shifts[0], constant), (blocks[1], shifts[1], constant)
         self.refresh()
-
-    def _make_room(self, components: int, device: torch.device, dtype: torch.dtype) -> None:
-        """For the Gaussians, in whole groups: those beyond `components` have no weight."""
-        self._components = k = cdiv(components, self._groups[0]) * self._groups[0]
-        half = torch.float16 if dtype == torch.bfloat16 else dtype
-        blocks = torch.zeros(2, k, 128, 128, dtype=half, device=device)
-        shifts, constant = torch.zeros(2, k, 128, device=device), torch.full((k,), -1e30, device=device)
-        self._of_u, self._whitened = (blocks[0], shifts[0], constant), (blocks[1], shifts[1], constant)
 
     @property
     def _groups(self) -> tuple[int, int]:
@@ -92,8 +85,8 @@ class FastPrior:
         with stream or nullcontext():
             one = self.energy.linear()[0]
             first = one.weight @ base.inverse
-            self._one.copy_(first)
-            torch.addmv(one.bias, first, base.mean, alpha=-1, out=self._shift)
+            self._of_z[0].copy_(first)
+            torch.addmv(one.bias, first, base.mean, alpha=-1, out=self._of_z[1])
             if m is not None:
                 inverses = m.inverses @ base.inverse
                 self._copy(self._whitened, inverses, inverses @ base.mean + m.shift)
@@ -108,7 +101,7 @@ class FastPrior:
 
     def chain(self, out: Tensor, start: Tensor, seed: Tensor, chain: Chain, from_noise: bool = True) -> None:
         """Fill `out` with the ends of the chains, and `start` with draws of the base where they begin `from_noise`."""
-        rows, s, r, base = len(out), chain.step_size, tiles.PRIOR_ROWS, self.base
+        rows, s, base = len(out), chain.step_size, self.base
         whitens = base.root is not None
         if from_noise and self._components:  # a Gaussian of the mixture is chosen first
             total = out.numel()
@@ -119,11 +112,8 @@ class FastPrior:
         else:
             u = start if from_noise or not whitens else base.whiten(start)
         end = torch.empty_like(out) if whitens else out  # as u
-        kernels.prior_chain[(cdiv(rows, r),)](
-            end, u, seed, *self._args, *self._of_u, rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width,
-            self.leak, r, from_noise, self._components, self.lean, *self._groups,
-            num_warps=tiles.PRIOR_WARPS, num_stages=1,
-        )  # fmt: skip
+        more = (rows, 0.5 * s * s, s, 0, chain.steps, self.nz, self.width, self.leak, tiles.PRIOR_ROWS)
+        self._launch(kernels.prior_chain, rows, end, u, seed, *self._args, *self._of_u, *more, from_noise)
         if whitens:
             base.unwhiten(end, out=out)
             if from_noise:
@@ -131,13 +121,15 @@ class FastPrior:
 
     def grad_f(self, z: Tensor, out: Tensor) -> None:
         """The prior's score plus z: grad f where p_0 is N(0, I), whose -z the update of the chain adds by itself."""
-        r = tiles.PRIOR_ROWS
-        kernels.energy_score[(cdiv(len(z), r),)](
-            z, out, *self._of_z, *self._whitened, len(z), 0, self.nz, self.width, self.leak, r, self._components,
-            self.lean, *self._groups, num_warps=tiles.PRIOR_WARPS, num_stages=1,
-        )  # fmt: skip
+        more = (len(z), 0, self.nz, self.width, self.leak, tiles.PRIOR_ROWS)
+        self._launch(kernels.energy_score, len(z), z, out, *self._of_z, *self._whitened, *more)
         if self.base.root is not None and not self._components:
             out.add_(torch.addmm(self._pull, z, self._rest))
+
+    def _launch(self, kernel: Any, rows: int, *arguments: Any) -> None:
+        options = (self._components, self.lean, *self._groups)
+        grid = (cdiv(rows, tiles.PRIOR_ROWS),)
+        kernel[grid](*arguments, *options, num_warps=tiles.PRIOR_WARPS, num_stages=1)
 
 
 class PlainPrior:

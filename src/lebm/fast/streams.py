@@ -17,9 +17,8 @@ class Stream:
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._sent = False
-        self._inside: Any = None
-        self._main: Any = None
+        self._sent, self._main = False, torch.cuda.current_stream(device) if self.stream else None
+        self._inside: AbstractContextManager[Any] = torch.cuda.stream(self.stream) if self.stream else nullcontext()
 
     def after_main(self) -> None:
         """What is sent here from now on waits for what was sent to the main stream so far."""
@@ -40,14 +39,11 @@ class Stream:
         self._sent = False
 
     def __enter__(self) -> None:
-        if self.stream:
-            self._main, self._inside = torch.cuda.current_stream(), torch.cuda.stream(self.stream)
-            self._inside.__enter__()
+        self._main = torch.cuda.current_stream() if self.stream else None
+        self._inside.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        if self._inside:
-            self._inside.__exit__(*error)
-            self._inside = None
+    def __exit__(self, *error: Any) -> None:
+        self._inside.__exit__(*error)
 
     def main(self) -> AbstractContextManager[Any]:
         """Within this stream's context: one in which work goes to the stream that it was entered from."""

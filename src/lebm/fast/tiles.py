@@ -17,9 +17,9 @@ class Tile(NamedTuple):
     stages: int
 
 
-def pad(n: int, least: int = 16) -> int:
+def pad(n: int) -> int:
     """The next power of two, at least 16: the smallest side of a tensor-core product."""
-    return max(least, 1 << (n - 1).bit_length())
+    return max(16, 1 << (n - 1).bit_length())
 
 
 @functools.cache

@@ -28,9 +28,8 @@ class _LogWords(torch.autograd.Function):
         states, w = h.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, stride - n))
         table = states @ w.T
         out = torch.empty(len(h), dtype=torch.float32, device=h.device)
-        kernels.softmax_minus_word[(len(h),)](
-            table, bias.float().contiguous(), words.contiguous(), out, n, stride, 1024, gradient
-        )
+        arguments = (bias.float().contiguous(), words.contiguous(), out, n, stride, 1024, gradient)
+        kernels.softmax_minus_word[(len(h),)](table, *arguments)
         ctx.save_for_backward(*((table, w, h) if gradient else ()))
         ctx.n = n
         return out

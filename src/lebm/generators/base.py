@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lebm.core.errors import ConfigError, DataError
-from lebm.core.pixels import as_tensor
-
-Masks = Any  # what a generator leaves out during one learning iteration; None is nothing
+from lebm.core.pixels import as_floats, as_tensor
 
 
 class Generator(nn.Module):
@@ -26,7 +24,7 @@ class Generator(nn.Module):
     shape: tuple[int, ...] | None = None
     autoregressive = False  # whether it also reads x itself, and so could do without z
 
-    def log_prob(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
+    def log_prob(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
         """log p(x|z), constants included, one number a row. x: (batch, ...), z: (batch, nz)."""
         raise NotImplementedError(f"{type(self).__name__} does not define log_prob(x, z)")
 
@@ -34,16 +32,16 @@ class Generator(nn.Module):
         """g(z): the most likely or the mean x, (batch, ...)."""
         raise NotImplementedError(f"{type(self).__name__} does not define decode(z)")
 
-    def score(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
+    def score(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
         """The gradient of log p(x|z) with respect to z; a subclass may write it out."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            return torch.autograd.grad(self.log_prob(x, z, *(() if masks is None else (masks,))).sum(), z)[0]
+            return torch.autograd.grad(self.log_prob(x, z, *masks).sum(), z)[0]
 
-    def draw_masks(self, x: Tensor, rng: torch.Generator) -> Masks:
-        """What dropout leaves out: drawn once for a learning iteration, so that the chain and the update share one
-        density."""
-        return None
+    def draw_masks(self, x: Tensor, rng: torch.Generator) -> tuple[Any, ...]:
+        """Further arguments of `log_prob` and `score` in one learning iteration, such as what dropout leaves out. They
+        are drawn once, so that the chain and the update share one density."""
+        return ()
 
     def sample(self, z: Tensor, rng: torch.Generator, rows: int = 0) -> Tensor:
         """What `Method.sample` shows for z: the mean g(z) by default, a draw of p(x|z) where the field shows draws.
@@ -54,10 +52,7 @@ class Generator(nn.Module):
 
     def as_input(self, x: Any) -> Tensor:
         """A user's rows, checked, as `log_prob` takes them."""
-        if not isinstance(x, np.ndarray | Tensor):
-            raise DataError(f"the input is a {type(x).__name__}; give a numpy array or a tensor")
-        if x.ndim == 0 or len(x) == 0:
-            raise DataError("the input has no rows; give at least one")
+        check_rows(x)
         t = self.from_storage(as_tensor(x))
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise DataError("the input contains NaN or infinity; remove or mend such rows")
@@ -106,15 +101,10 @@ class Generator(nn.Module):
         default."""
         from lebm.generators.encoders import FlatNet
 
-        if self.shape is None:
-            raise ConfigError(
-                f"an encoder is asked for, and the generator {type(self).__name__} does not say for what; "
-                "give it a `shape` (that of a row of x) or a method `make_encoder(nz, width, depth)`"
-            )
         if not isinstance(self.shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in self.shape):
             raise ConfigError(
-                f"the shape of the generator {type(self).__name__} is {self.shape!r}; "
-                "it must be that of a row of x, such as (64,)"
+                f"an encoder is asked for, and the shape of the generator {type(self).__name__} is {self.shape!r}; "
+                "give it a `shape`, that of a row of x such as (64,), or a method `make_encoder(nz, width, depth)`"
             )
         return FlatNet(math.prod(self.shape), nz, width, depth)
 
@@ -124,25 +114,29 @@ class WrappedGenerator(Generator):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        self.module: Any = module
         shape = getattr(module, "shape", None)
         self.shape = tuple(shape) if isinstance(shape, list | tuple) else None
 
-    def log_prob(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
-        return _one_number_a_row(self.module.log_prob(x, z), len(z), self.module)  # type: ignore[operator]
+    def log_prob(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
+        value = self.module.log_prob(x, z)
+        if not isinstance(value, Tensor) or value.shape != (len(z),):
+            raise ConfigError(
+                f"log_prob of {type(self.module).__name__} gave {what(value)} for {len(z)} rows; "
+                f"it must give one number a row, of shape ({len(z)},)"
+            )
+        return value
 
     def decode(self, z: Tensor) -> Tensor:
-        x = self.module.decode(z)  # type: ignore[operator]
+        x = self.module.decode(z)
         if not isinstance(x, Tensor) or x.ndim == 0 or len(x) != len(z):
             raise ConfigError(
-                f"decode of {type(self.module).__name__} gave {_what(x)} for {len(z)} rows of z; "
+                f"decode of {type(self.module).__name__} gave {what(x)} for {len(z)} rows of z; "
                 "it must give a row for each"
             )
         return x
 
     def from_storage(self, rows: Tensor) -> Tensor:
-        from lebm.core.pixels import as_floats
-
         return as_floats(rows)
 
 
@@ -162,14 +156,13 @@ def as_generator(module: nn.Module, nz: int) -> Generator:
     return generator
 
 
-def _one_number_a_row(value: Any, rows: int, module: nn.Module) -> Tensor:
-    if not isinstance(value, Tensor) or value.shape != (rows,):
-        raise ConfigError(
-            f"log_prob of {type(module).__name__} gave {_what(value)} for {rows} rows; "
-            f"it must give one number a row, of shape ({rows},)"
-        )
-    return value
+def check_rows(x: Any, kinds: Any = np.ndarray | Tensor, give: str = "a numpy array or a tensor") -> None:
+    """Refuse what is not of these kinds, or has no rows."""
+    if not isinstance(x, kinds):
+        raise DataError(f"the input is a {type(x).__name__}; give {give}")
+    if getattr(x, "ndim", 1) == 0 or len(x) == 0:
+        raise DataError("the input has no rows; give at least one")
 
 
-def _what(value: Any) -> str:
+def what(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

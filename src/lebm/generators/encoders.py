@@ -29,13 +29,12 @@ class ImageNet(nn.Module):
         self.leak, self.side = g.leak, g.size
         widths = [w * width for w in reversed(g.widths)]
         first = nn.Conv2d(g.shape[0], widths[0], *((4, 2, 1) if g.last == "up" else (3, 1, 1)))
-        self.layers = nn.ModuleList(
-            [first, *(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths))]
-        )
         side = g.base
         while side >= 8:
-            self.layers.append(nn.Conv2d(widths[-1], widths[-1], 4, stride=2, padding=1))
+            widths.append(widths[-1])
             side //= 2
+        rest = (nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths))
+        self.layers = nn.ModuleList([first, *rest])
         self.head = nn.Linear(widths[-1] * side**2, 2 * nz)
         for layer in self.layers:
             nn.init.kaiming_normal_(layer.weight, self.leak)  # type: ignore[arg-type]
@@ -69,10 +68,8 @@ class TextNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.long()
         last = lengths(x).clamp_min(1).sub(1).unsqueeze(1)
-        reversed_x = x.gather(
-            1, (last - torch.arange(x.shape[1], device=x.device)).clamp_min(0)
-        )  # what follows is never read
-        ends = [self._end(net, words, last) for net, words in ((self.forwards, x), (self.backwards, reversed_x))]
+        at = (last - torch.arange(x.shape[1], device=x.device)).clamp_min(0)  # from the end; what follows is never read
+        ends = [self._end(net, words, last) for net, words in ((self.forwards, x), (self.backwards, x.gather(1, at)))]
         return self.head(torch.cat(ends, -1))
 
     def _end(self, net: nn.GRU, words: Tensor, last: Tensor) -> Tensor:

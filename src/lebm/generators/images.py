@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lebm.core.errors import DataError
 from lebm.core.image_sizes import default_widths, hidden_layers
 from lebm.core.pixels import as_floats, as_tensor, to_pixels, to_x
-from lebm.generators.base import Generator, Masks
+from lebm.generators.base import Generator, check_rows
 
 
 class ImageGenerator(Generator):
@@ -60,7 +60,7 @@ class ImageGenerator(Generator):
         """g(z): the mean image."""
         return self._forward(z)[-1]
 
-    def log_prob(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
+    def log_prob(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
         """log N(x; g(z), sigma^2 I), constants included, one number a row."""
         constant = 0.5 * math.prod(self.shape) * math.log(2 * math.pi * self.sigma**2)
         return -(x - self.decode(z)).square().flatten(1).sum(1) / (2 * self.sigma**2) - constant
@@ -69,7 +69,7 @@ class ImageGenerator(Generator):
         """Mean squared error of the reconstruction g(z), per pixel and channel."""
         return (x - self.decode(z)).square().mean()
 
-    def score(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
+    def score(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
         """The gradient of log p(x|z) in z, in closed form: the input gradient of a transposed convolution is a strided
         convolution."""
         *hidden, x_hat = self._forward(z)
@@ -87,11 +87,8 @@ class ImageGenerator(Generator):
         """What every layer puts out."""
         first, *rest = self.convolutions()
         base = self.base
-        u = (
-            z @ self._first_matrix()
-            if first.bias is None
-            else torch.addmm(first.bias.repeat(base**2), z, self._first_matrix())
-        )
+        assert first.bias is not None
+        u = torch.addmm(first.bias.repeat(base**2), z, self._first_matrix())
         out = [F.leaky_relu(u, self.leak).view(len(z), base, base, -1).permute(0, 3, 1, 2)]
         for layer in rest[:-1]:
             out.append(F.leaky_relu(_transposed(layer, out[-1]), self.leak))
@@ -100,10 +97,11 @@ class ImageGenerator(Generator):
 
     def flops(self, rows: int) -> float:
         """Multiply-adds, times two, of one forward pass."""
-        total, side = 0.0, self.base
-        for i, c in enumerate(self.convolutions()):
-            total += 2 * (1 if i == 0 else side**2) * c.weight.numel()
-            side = side if i == 0 else side * int(c.stride[0])
+        (first, *rest), side = self.convolutions(), self.base
+        total = 2.0 * first.weight.numel()
+        for c in rest:
+            total += 2 * side**2 * c.weight.numel()
+            side *= int(c.stride[0])
         return rows * total
 
     def make_encoder(self, nz: int, width: int, depth: int) -> nn.Module:
@@ -115,11 +113,8 @@ class ImageGenerator(Generator):
     def as_input(self, x: Any) -> Tensor:
         """A user's images -> floats (n, channels, size, size) in [-1, 1]; uint8 is rescaled, channels-last is
         turned."""
-        if not isinstance(x, np.ndarray | Tensor):
-            raise DataError(f"the input is a {type(x).__name__}; give a numpy array or a tensor")
-        if x.ndim == 0 or len(x) == 0:
-            raise DataError("the input has no rows; give at least one")
-        return as_images(x, self.shape).to(self.layers[0].weight.dtype)  # type: ignore[arg-type]
+        check_rows(x)
+        return _as_images(x, self.shape).to(self.layers[0].weight.dtype)  # type: ignore[arg-type]
 
     def from_storage(self, rows: Tensor) -> Tensor:
         """uint8 pixels -> floats in [-1, 1]."""
@@ -135,16 +130,10 @@ def _transposed(layer: nn.ConvTranspose2d, h: Tensor) -> Tensor:
     are faster."""
     if h.device.type != "cpu" or layer.out_channels > 4:
         return layer(h)
-    meets, _ = _indices(layer, h.shape[2])
-    columns = h.permute(0, 2, 3, 1).reshape(-1, h.shape[1]) @ layer.weight.flatten(
-        1
-    )  # what each input pixel gives, a column a tap
-    terms = (
-        F.pad(columns.view(len(h), -1), (0, 1))
-        .index_select(1, meets)
-        .view(len(h), -1, layer.out_channels * _side(layer, h.shape[2]) ** 2)
-    )
-    out = terms.sum(1).view(len(h), layer.out_channels, *[_side(layer, h.shape[2])] * 2)
+    meets, _, side = _indices(layer, h.shape[2])
+    columns = h.permute(0, 2, 3, 1).reshape(-1, h.shape[1]) @ layer.weight.flatten(1)  # of an input pixel, one a tap
+    terms = F.pad(columns.view(len(h), -1), (0, 1)).index_select(1, meets)
+    out = terms.view(len(h), -1, layer.out_channels * side**2).sum(1).view(len(h), layer.out_channels, side, side)
     return out if layer.bias is None else out + layer.bias[:, None, None]
 
 
@@ -154,44 +143,38 @@ def _adjoint(layer: nn.ConvTranspose2d, g: Tensor) -> Tensor:
     if g.device.type != "cpu" or layer.out_channels > 4:
         return F.conv2d(g, layer.weight, stride=layer.stride, padding=layer.padding)
     side = (g.shape[2] + 2 * int(layer.padding[0]) - int(layer.kernel_size[0])) // int(layer.stride[0]) + 1
-    _, under = _indices(layer, side)
+    _, under, _ = _indices(layer, side)
     patches = F.pad(g.flatten(1), (0, 1)).index_select(1, under).view(len(g) * side**2, -1)
     return (patches @ layer.weight.flatten(1).t()).view(len(g), side, side, -1).permute(0, 3, 1, 2)
 
 
-def _side(layer: nn.ConvTranspose2d, side: int) -> int:
-    return (side - 1) * int(layer.stride[0]) - 2 * int(layer.padding[0]) + int(layer.kernel_size[0])
-
-
-def _indices(layer: nn.ConvTranspose2d, side: int) -> tuple[Tensor, Tensor]:
+def _indices(layer: nn.ConvTranspose2d, side: int) -> tuple[Tensor, Tensor, int]:
     return _meeting(side, int(layer.kernel_size[0]), int(layer.stride[0]), int(layer.padding[0]), layer.out_channels)
 
 
 @functools.lru_cache(maxsize=32)
-def _meeting(side: int, kernel: int, stride: int, padding: int, colours: int) -> tuple[Tensor, Tensor]:
+def _meeting(side: int, kernel: int, stride: int, padding: int, colours: int) -> tuple[Tensor, Tensor, int]:
     """Which output value lies under which (input pixel, colour, tap), both ways round; the index past the end stands
     for zero.
 
     First: for every output value the terms that meet there, flat in (terms, colour, y, x). Second: for every
-    (input pixel, colour, tap) the output value under it.
+    (input pixel, colour, tap) the output value under it. Third: the side of the output.
     """
     big = (side - 1) * stride - 2 * padding + kernel
-    i = torch.arange(side) * stride - padding
-    t = torch.arange(kernel)
-    y = (i[:, None] + t).view(side, 1, 1, kernel, 1).expand(side, side, colours, kernel, kernel)
-    x = (i[:, None] + t).view(1, side, 1, 1, kernel).expand(side, side, colours, kernel, kernel)
+    at = (torch.arange(side) * stride - padding)[:, None] + torch.arange(kernel)
+    y, x = at.view(side, 1, 1, kernel, 1), at.view(1, side, 1, 1, kernel)
     c = torch.arange(colours).view(1, 1, colours, 1, 1)
-    inside = (y >= 0) & (y < big) & (x >= 0) & (x < big)
+    inside = ((y >= 0) & (y < big) & (x >= 0) & (x < big)).expand(side, side, colours, kernel, kernel)
     under = torch.where(inside, (c * big + y) * big + x, colours * big * big).flatten()
     order = under.argsort(stable=True)[: int(inside.sum())]
     target = under[order]
     rank = torch.arange(len(order)) - torch.searchsorted(target, target)  # the how-manieth term of its output value
     meets = torch.full((int(rank.max()) + 1, colours * big * big), under.numel())
     meets[rank, target] = order
-    return meets.flatten(), under
+    return meets.flatten(), under, big
 
 
-def as_images(x: np.ndarray | Tensor, shape: tuple[int, int, int]) -> Tensor:
+def _as_images(x: np.ndarray | Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Images as arrays or tensors, uint8 in 0..255 or floats in [-1, 1], checked and laid out as (n, c, h, w)."""
     t = as_tensor(x)
     c, h, w = shape
@@ -207,14 +190,6 @@ def as_images(x: np.ndarray | Tensor, shape: tuple[int, int, int]) -> Tensor:
         return to_x(t)
     if not t.is_floating_point():
         raise DataError(f"images have type {t.dtype}; give uint8 pixels 0..255 or floats in [-1, 1]")
-    check_range(t)
-    return t if t.dtype == torch.float64 else t.to(torch.float32)
-
-
-def check_range(t: Tensor) -> None:
-    """Floats must be finite and in [-1, 1]."""
-    if t.numel() == 0:
-        return
     low, high = (float(v) for v in t.aminmax())  # one pass; either is NaN where any number is
     if not math.isfinite(low + high):
         row = int((~torch.isfinite(t)).flatten(1).any(1).nonzero()[0])
@@ -224,3 +199,4 @@ def check_range(t: Tensor) -> None:
             f"image values run from {low:.4g} to {high:.4g}; floats must lie in [-1, 1] "
             "(divide 0..255 by 127.5 and subtract 1, or give uint8)"
         )
+    return t if t.dtype == torch.float64 else t.to(torch.float32)

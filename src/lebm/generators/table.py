@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lebm.core.errors import DataError
-from lebm.generators.base import Generator, Masks
+from lebm.generators.base import Generator
 
 # The smallest and the initial value of a learned sigma. Below the smallest, a column that z explains exactly would take
 # over the likelihood.
@@ -51,7 +51,7 @@ class TableGenerator(Generator):
             z = F.silu(layer(z))
         return last(z)
 
-    def log_prob(self, x: Tensor, z: Tensor, masks: Masks = None) -> Tensor:
+    def log_prob(self, x: Tensor, z: Tensor, *masks: Any) -> Tensor:
         """log N(x; g(z), diag sigma^2), constants included, one number a row."""
         sigma = self.sigma
         return -0.5 * (((x - self.decode(z)) / sigma).square() + math.log(2 * math.pi)).sum(1) - sigma.log().sum()

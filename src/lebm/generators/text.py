@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from lebm.core.errors import DataError
 from lebm.core.words import END, PAD, START, UNKNOWN, Vocabulary, checked, lengths, log_probs
-from lebm.generators.base import Generator
+from lebm.generators.base import Generator, check_rows
 
-LogWords = Callable[
-    [Tensor, Tensor, Tensor, Tensor], Tensor
-]  # states, weight, bias, words (negative: padding) -> log p, a number a state
+LogWords = Callable[..., Tensor]  # states, weight, bias, words (negative: padding) -> log p, a number a state
 PIECE = 1 << 27  # numbers in a table of words x vocabulary at once: half a gigabyte
 
 
@@ -90,86 +88,73 @@ class TextGenerator(Generator):
 
     def as_input(self, x: Any) -> Tensor:
         """A list of sentences, or rows of word numbers from this model's vocabulary."""
-        if not isinstance(x, np.ndarray | Tensor | list | tuple):
-            raise DataError(f"the input is a {type(x).__name__}; give a list of sentences, or an array of word numbers")
-        if len(x) == 0:
-            raise DataError("the input has no rows; give at least one")
-        if not isinstance(x, np.ndarray | Tensor):
-            if any(not isinstance(s, str) for s in x):
-                raise DataError(
-                    "the input holds something that is no text; give sentences, or an array of words' numbers"
-                )
+        check_rows(x, np.ndarray | Tensor | list | tuple, "a list of sentences, or an array of word numbers")
+        if isinstance(x, list | tuple):
             for i, s in enumerate(x):
+                if not isinstance(s, str):
+                    raise DataError(f"row {i} of the input is a {type(s).__name__} and no text; give sentences")
                 if not s.split():
                     raise DataError(f"sentence {i} has no words; give at least one")
             return self.words().rows(x, self.length)
         t = torch.as_tensor(x)
-        if t.ndim != 2 or t.is_floating_point() or t.dtype == torch.bool:
+        if t.ndim != 2 or not t.numel() or t.is_floating_point() or t.dtype == torch.bool:
             raise DataError(
                 f"the input has shape {tuple(t.shape)} and type {t.dtype}; give sentences, or whole numbers of shape "
                 "(n, words)"
             )
-        if t.numel() and not 0 <= int(t.min()) <= int(t.max()) < self.size:
+        if not 0 <= int(t.min()) <= int(t.max()) < self.size:
             raise DataError(
                 f"the input holds numbers from {int(t.min())} to {int(t.max())}; the vocabulary has {self.size} words"
             )
-        ends = (t == END).sum(1) == 1
-        padded = ((t == PAD).int().diff(dim=1) >= 0).all(1) & (
-            t.gather(1, lengths(t).clamp_min(1).sub(1).unsqueeze(1)).squeeze(1) == END
-        )
-        if not bool((ends & padded).all()):
-            row = int((~(ends & padded)).nonzero()[0])
+        ends = (t == END).cumsum(1)  # how many there were so far
+        sentences = (ends[:, -1] == 1) & (((ends == 1) & (t != END)) == (t == PAD)).all(1)
+        if not bool(sentences.all()):
             raise DataError(
-                f"row {row} of the input is no sentence: words, then </s> ({END}) once, then padding ({PAD})"
+                f"row {int((~sentences).nonzero()[0])} of the input is no sentence: words, then </s> ({END}) once, "
+                f"then padding ({PAD})"
             )
         return t
 
     # --- log p(x|z) -----------------------------------------------------------------------------------------------
 
-    def log_prob(self, x: Tensor, z: Tensor, masks: Masks | None = None) -> Tensor:
+    def log_prob(self, x: Tensor, z: Tensor, *masks: Masks) -> Tensor:
         """log p(x|z) in nats, one number a row; with `masks`, of what dropout has left."""
         if torch.is_grad_enabled() or x.numel() * self.size <= PIECE:
-            return self._log_prob(x, z, masks)
-        return torch.cat([self._log_prob(x[p], z[p], m) for p, m in self._pieces(x, masks)])
+            return self._log_prob(x, z, masks[0] if masks else None)
+        return torch.cat([self._log_prob(x[p], z[p], m) for p, m in self._pieces(x, *masks)])
 
-    def score(self, x: Tensor, z: Tensor, masks: Masks | None = None) -> Tensor:
+    def score(self, x: Tensor, z: Tensor, *masks: Masks) -> Tensor:
         """The gradient of log p(x|z) in z, in pieces small enough for memory."""
         out = []
         with torch.enable_grad():
-            for p, part_masks in self._pieces(x, masks):
+            for p, part_masks in self._pieces(x, *masks):
                 part = z[p].detach().requires_grad_()
                 log_px = self._log_prob(x[p], part, part_masks, table_learns=False)
                 out.append(torch.autograd.grad(log_px.sum(), part)[0])
         return torch.cat(out)
 
-    def _pieces(self, x: Tensor, masks: Masks | None) -> Iterator[tuple[slice, Masks | None]]:
+    def _pieces(self, x: Tensor, masks: Masks | None = None) -> Iterator[tuple[slice, Masks | None]]:
         rows = max(1, PIECE // (x.shape[1] * self.size))
         for i in range(0, len(x), rows):
             part = slice(i, i + rows)
             yield part, masks.rows(part) if masks is not None else None
 
-    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None, table_learns: bool = True) -> Tensor:
+    def _log_prob(self, x: Tensor, z: Tensor, masks: Masks | None = None, table_learns: bool = True) -> Tensor:
         x = x.long()
         read = F.pad(x[:, :-1], (1, 0), value=START)
-        if masks is not None:
-            read = read.masked_fill(masks.words, UNKNOWN)
-        e = self.embed(read)
-        if masks is not None:
-            e = e * masks.inputs
-        h, _ = self._run(e, z, self._first(z))
-        if masks is not None:
-            h = h * masks.states
-        if self.log_words is not None:
-            weight, bias = self._table()
-            if not table_learns:  # their gradients would cost as much as that of z
-                weight, bias = weight.detach(), bias.detach()
-            return self.log_words(h.flatten(0, 1), weight, bias, x.flatten() - END).view(x.shape).sum(1)
-        return log_probs(self._logits, h, x)
+        e = self.embed(read if masks is None else read.masked_fill(masks.words, UNKNOWN))
+        h, _ = self._run(e if masks is None else e * masks.inputs, z, self._first(z))
+        h = h if masks is None else h * masks.states
+        if self.log_words is None:
+            return log_probs(self._logits, h, x)
+        # Gradients of the table would cost as much as that of z.
+        table = self._table() if table_learns else (t.detach() for t in self._table())
+        return self.log_words(h.flatten(0, 1), *table, x.flatten() - END).view(x.shape).sum(1)
 
-    def draw_masks(self, x: Tensor, rng: torch.Generator) -> Masks | None:
+    def draw_masks(self, x: Tensor, rng: torch.Generator) -> tuple[Masks, ...]:
         """What dropout leaves out of one learning iteration."""
         if not (self.dropout or self.word_dropout):
-            return None
+            return ()
         words = torch.rand(x.shape, generator=rng, device=x.device) < self.word_dropout
         words[:, 0] = False  # <s> is always read as it is
 
@@ -177,7 +162,7 @@ class TextGenerator(Generator):
             uniform = torch.rand(*x.shape, units, generator=rng, device=x.device)
             return (uniform >= self.dropout).to(self.out.weight.dtype) / (1 - self.dropout)
 
-        return Masks(words, keep(self.embed.embedding_dim), keep(self.lstm.hidden_size))
+        return (Masks(words, keep(self.embed.embedding_dim), keep(self.lstm.hidden_size)),)
 
     @torch.no_grad()
     def scalars(self, x: Tensor, z: Tensor) -> dict[str, Tensor]:
@@ -211,21 +196,13 @@ class TextGenerator(Generator):
     # --- sentences from z -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(
-        self,
-        z: Tensor,
-        rng: torch.Generator,
-        rows: int = 0,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        beam: int = 0,
-    ) -> Tensor:
-        """Each word drawn from p(word | words before, z): a draw of p(x|z) at temperature 1 and top_p 1. With a beam,
-        the best it finds."""
+    def sample(self, z: Tensor, rng: torch.Generator, rows: int = 0, beam: int = 0, **options: Any) -> Tensor:
+        """Each word drawn from p(word | words before, z): a draw of p(x|z) at the options temperature 1 and top_p 1,
+        their defaults. With a beam, the best it finds."""
         if beam:
             return self.decode(z, beam=beam)
         u = torch.rand(self.length + 1, max(rows, len(z)), generator=rng, device=z.device)
-        return self.decode(z, u[:, : len(z)], temperature, top_p)
+        return self.decode(z, u[:, : len(z)], **options)
 
     @torch.no_grad()
     def decode(

@@ -1,21 +1,25 @@
-"""Numbers about learned models. A further metric is one file with a Metric, and its line in METRICS."""
+"""Numbers about learned models. A further metric is one file with a Metric, and its line in REGISTERED."""
 
 from __future__ import annotations
 
-from lebm.measure.fid import FID, FID_GAUSSIAN, FID_RECONSTRUCTION
-from lebm.measure.frechet import FRECHET
-from lebm.measure.likelihood import LIKELIHOOD
+from lebm.core.lookup import named
 from lebm.measure.metric import Evaluation, Metric, Number
-from lebm.measure.mse import MSE
-from lebm.measure.nll import NLL
-from lebm.measure.perplexity import FPPL, FPPL_GAUSSIAN, REAL_PPL, RPPL
-from lebm.measure.speed import SPEED
 
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (FRECHET, MSE, FID, FID_GAUSSIAN, FID_RECONSTRUCTION, LIKELIHOOD, SPEED,
-                   FPPL, RPPL, NLL, REAL_PPL, FPPL_GAUSSIAN)
-}  # fmt: skip
+REGISTERED = (  # the metrics, in the order in which they are measured
+    "measure.fid:FRECHET",
+    "measure.mse:MSE",
+    "measure.fid:FID",
+    "measure.fid:FID_GAUSSIAN",
+    "measure.fid:FID_RECONSTRUCTION",
+    "measure.likelihood:LIKELIHOOD",
+    "measure.speed:SPEED",
+    "measure.perplexity:FPPL",
+    "measure.perplexity:RPPL",
+    "measure.likelihood:NLL",
+    "measure.perplexity:REAL_PPL",
+    "measure.perplexity:FPPL_GAUSSIAN",
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in map(named, REGISTERED)}
 
 __all__ = ["METRICS", "Evaluation", "Metric", "Number", "describe_metrics"]
 

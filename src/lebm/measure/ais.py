@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from lebm.core.errors import DataError
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 from lebm.core.rng import stream
 from lebm.prior import EnergyPrior
 
-Density = Callable[
-    [Tensor], tuple[Tensor, Tensor]
-]  # z -> log density up to a constant, a number a row, and its gradient
+# z -> log density up to a constant, a number a row, and its gradient
+Density = Callable[[Tensor], tuple[Tensor, Tensor]]
 CHUNK = 500  # chains that share one random stream: fixed, so that no result depends on a batch size
 ACCEPTED = 0.6  # share of moves that the pilot run steers to, near the best for such moves
 
@@ -40,7 +39,7 @@ class LogZ:
 
 @torch.no_grad()
 def log_z(
-    prior: EnergyPrior, *, chains: int = 1000, temperatures: int = 500, seed: int = 0, progress: Progress | None = None
+    prior: EnergyPrior, *, chains: int = 1000, temperatures: int = 500, seed: int = 0, progress: Progress = ignore
 ) -> LogZ:
     """Chains from p_0 to the prior, on u, over a ladder of temperatures f -> b f with b from 0 to 1."""
     if chains < 2 or temperatures < 1:
@@ -56,8 +55,7 @@ def log_z(
     for i in range(0, chains, CHUNK):
         rng = stream(seed, f"ais/{i // CHUNK}", device)
         parts.append(anneal(start, end, draw(rng), betas, sizes, rng)[0][: chains - i].double().cpu())
-        if progress:
-            progress(min(i + CHUNK, chains), chains)
+        progress(min(i + CHUNK, chains), chains)
     log_w = torch.cat(parts)
     value, ess = log_mean(log_w)
     share = (log_w - log_w.max()).exp()

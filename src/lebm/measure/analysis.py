@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from lebm import modalities
 from lebm.core.device import fitting_threads, pick_device
@@ -23,12 +23,14 @@ from lebm.core.files import save_npz
 from lebm.core.progress import SILENT, Reporter
 from lebm.data import Splits, data_root
 from lebm.data import load as load_data
-from lebm.measure import chains as prior_chains
-from lebm.measure import diagnostics, draw, neighbours, paths, result
-from lebm.measure.inception import FILE as INCEPTION
+from lebm.measure import diagnostics, draw, inception, neighbours, paths, result
+from lebm.measure.chains import ROWS, STEPS, profile, trace
+from lebm.measure.metric import Evaluation
+from lebm.measure.statistics import cache_folder
 from lebm.method import Method
 from lebm.modalities import Modality
 from lebm.run import Run, load
+from lebm.show import pictures
 
 NAME = "analysis.json"
 # Samples that are shown beside their neighbours; samples and test images behind the numbers.
@@ -64,14 +66,20 @@ class Subject:
         with self.reporter.progress("reading data") as update:
             return load_data(config, data_root(self.data_dir), update)
 
+    def evaluation(self, inception_too: bool, **options: Any) -> Evaluation:
+        """What metrics look at, with the features of Inception where they are needed and not among the options."""
+        root = data_root(self.data_dir)
+        if inception_too and options.get("features") is None:  # before the data: what is missing is said at once
+            options["features"] = inception.load(root, self.method.device)
+        return Evaluation(self.method, self.splits, reporter=self.reporter, cache_folder=cache_folder(root), **options)
+
     def weights(self) -> dict[str, Any]:
         """What every protocol says of the weights: which checkpoint they are, and whose networks the run began with."""
-        start = self.run.start
-        return {"checkpoint": "last", **({"start": start} if start else {})}
+        return {"checkpoint": "last"} | ({"start": start} if (start := self.run.start) else {})
 
     def default_metrics(self) -> list[str]:
         root = data_root(self.data_dir)
-        there = root is not None and (root / INCEPTION).is_file()
+        there = root is not None and (root / inception.FILE).is_file()
         return self.modality.default_metrics(self.method.generator, self.method.config.data.name, there)
 
     def threads(self) -> AbstractContextManager[None]:
@@ -89,38 +97,32 @@ class Subject:
 
 
 def chains(
-    subject: Subject,
-    steps: int = prior_chains.STEPS,
-    every: int | None = None,
-    rows: int = prior_chains.ROWS,
-    seed: int = 0,
+    subject: Subject, steps: int = STEPS, every: int | None = None, rows: int = ROWS, seed: int = 0
 ) -> dict[str, Any]:
     """Chains from where the run's own start: figure, animation and data in the folder, numbers for analysis.json."""
     method, own = subject.method, subject.method.choose("prior")
     with subject.reporter.progress("running chains") as update:
-        trace = prior_chains.trace(method, steps, every or max(1, steps // 10), rows, seed, progress=update)
-    x = method.decode(trace.z.flatten(0, 1)).cpu()
-    shown = draw.chains(subject.run.figures, subject.modality, method.generator, trace, x, own.steps)
-    arrays = {"steps": torch.tensor(trace.steps), "z": trace.z.cpu(), "energy": torch.tensor(trace.energy).float()}
-    if subject.modality.pictures:
-        arrays["pixels"] = draw.frames(x, trace)
-    save_npz(subject.run.path / "chains.npz", **{name: t.numpy() for name, t in arrays.items()})
+        t = trace(method, steps, every or max(1, steps // 10), rows, seed, progress=update)
+    x = method.decode(t.z.flatten(0, 1)).cpu()
+    shown = draw.chains(subject.run.figures, subject.modality, method.generator, t, x, own.steps)
+    pixels = {"pixels": draw.frames(x, t).numpy()} if subject.modality.pictures else {}
+    arrays = {"steps": t.steps, "z": t.z.cpu().numpy(), "energy": t.energy.astype(np.float32), **pixels}
+    save_npz(subject.run.path / "chains.npz", **arrays)
     return {
         "seed": seed,
         "sampler": replace(own, steps=steps).to_dict(),
-        "steps": trace.steps,
+        "steps": t.steps,
         "rows": rows,
         "trained": own.steps,
-        "profile": prior_chains.profile(trace.energy),
-        "shown": [[round(float(e), 4) for e in trace.energy[k, :rows]] for k in trace.steps],
+        "profile": profile(t.energy),
+        "shown": [[round(float(e), 4) for e in t.energy[k, :rows]] for k in t.steps],
         **shown,
     }
 
 
 def diagnose(subject: Subject, seed: int = 0) -> dict[str, Any]:
     """The verdict on the prior chains, with its numbers."""
-    rows = subject.splits.train[: diagnostics.INFERRED]
-    x = subject.method.generator.from_storage(rows)
+    x = subject.method.generator.from_storage(subject.splits.train[: diagnostics.INFERRED])
     return diagnostics.diagnose(subject.method, x, seed, subject.reporter)
 
 
@@ -135,7 +137,8 @@ def find_neighbours(subject: Subject, count: int = NEIGHBOURS, seed: int = 0) ->
         d, places = neighbours.nearest(samples, train, convert=convert, device=method.device, progress=update)
     with subject.reporter.progress("the same for test images") as update:
         d_test, _ = neighbours.nearest(test, train, 1, convert=convert, device=method.device, progress=update)
-    draw.neighbours(subject.run.figures, samples[:count], convert(train[places[:count].flatten()]))
+    beside = convert(train[places[:count].flatten()]).view(count, -1, *train.shape[1:])
+    pictures.save(pictures.rows_of_images(samples[:count], beside), subject.run.figures / "neighbours.png")
     return {
         "seed": seed,
         "sampler": method.choose("prior").to_dict(),

@@ -7,7 +7,7 @@ are (chains, draws).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lebm.core.errors import ConfigError
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 from lebm.core.rng import stream
 from lebm.latent_ebm import LatentEBM
 from lebm.measure.metric import require
@@ -42,7 +42,7 @@ def trace(
     rows: int = ROWS,
     seed: int = 0,
     step_size: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Trace:
     """Run chains from where the run's own start. More rows or steps leave those shown as they are.
 
@@ -53,45 +53,46 @@ def trace(
             f"{rows} chains of {steps} steps, shown every {every}: "
             f"steps are at least 0, every at least 1, rows 1 to {WATCHED}"
         )
-    latent = prior_chains(method)
-    chain = replace(latent.prior_chain, steps=steps) if step_size is None else Chain(steps, step_size)
-    shown: list[int] = []
-    frames: list[Tensor] = []
-    energy: list[Tensor] = []
-
-    def watch(k: int, z: Tensor) -> None:
-        energy.append(-latent.prior.f(z[:WATCHED]))
-        if k % every == 0 or k == steps:
-            shown.append(k)
-            frames.append(z[:rows])
-        if progress:
-            progress(k, steps)
-
-    run(latent, chain, stream(seed, "chains", method.device), WATCHED, watch)
-    return Trace(shown, torch.stack(frames), torch.stack(energy).cpu().double().numpy())
+    shown, rng = sorted({*range(0, steps, every), steps}), stream(seed, "chains", method.device)
+    energy, states = run(method, steps, rng, WATCHED, shown, progress, step_size=step_size)
+    return Trace(shown, torch.stack([z[:rows] for z in states]), energy)
 
 
 def energy_profile(method: Method, seed: int, steps: int, chains: int = WATCHED) -> np.ndarray:
     """-f(z) along prior chains from where the run's own start: an array (steps + 1, chains)."""
-    latent = prior_chains(method)
-    energy: list[Tensor] = []
-    chain, rng = replace(latent.prior_chain, steps=steps), stream(seed, "profile", method.device)
-    run(latent, chain, rng, chains, lambda k, z: energy.append(-latent.prior.f(z)), drawn=chains)
-    return torch.stack(energy).cpu().numpy()
+    return run(method, steps, stream(seed, "profile", method.device), chains, drawn=chains)[0]
 
 
 @torch.no_grad()
 def run(
-    method: LatentEBM,
-    chain: Chain,
+    method: Method,
+    steps: int,
     rng: torch.Generator,
     rows: int,
-    watch: Callable[[int, Tensor], None],
+    marks: Sequence[int] = (),
+    progress: Progress = ignore,
+    *,
     drawn: int = CHUNK,
-) -> None:
-    """Chains of the prior from where the run's own start, the first `rows` of `drawn` ones."""
-    z = method.draw(drawn, rng, replace(method.choose("prior"), steps=0))[:rows]
-    method.run_prior_chain(z, chain, rng, watch=watch)
+    step_size: float | None = None,
+) -> tuple[np.ndarray, list[Tensor]]:
+    """Chains of the prior from where the run's own start, the first `rows` of `drawn` ones: -f of at most WATCHED of
+    them after every step, (steps + 1, chains), and the z of all of them after the steps in `marks`. With a step size
+    the chain is the paper's, otherwise the run's own.
+    """
+    latent = prior_chains(method)
+    chain = replace(latent.prior_chain, steps=steps) if step_size is None else Chain(steps, step_size)
+    energy: list[Tensor] = []
+    states: dict[int, Tensor] = {}
+
+    def watch(k: int, z: Tensor) -> None:
+        energy.append(-latent.prior.f(z[:WATCHED]))
+        if k in marks:
+            states[k] = z
+        progress(k, steps)
+
+    start = latent.draw(drawn, rng, replace(method.choose("prior"), steps=0))[:rows]
+    latent.run_prior_chain(start, chain, rng, watch=watch)
+    return torch.stack(energy).cpu().double().numpy(), [states[k] for k in marks]
 
 
 def prior_chains(method: Method) -> LatentEBM:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -13,13 +12,12 @@ from lebm.config import preset_names, resolve
 from lebm.core.device import pick_device
 from lebm.core.errors import DataError
 from lebm.core.pixels import to_pixels
-from lebm.core.progress import SILENT, Progress, Reporter
+from lebm.core.progress import SILENT, Reporter
 from lebm.data import data_root
 from lebm.data import load as load_data
 from lebm.data.arrays import is_array, read_array
 from lebm.data.pictures import FORMATS, decode, list_pictures
 from lebm.measure import inception, result, statistics
-from lebm.measure.inception import Features
 from lebm.measure.statistics import Statistics
 from lebm.modalities.images import read_images
 
@@ -31,36 +29,26 @@ FORMS = (
 )
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    name: str
-    images: Tensor | None = None  # uint8 (n, c, h, w)
-    statistics: Statistics | None = None
-
-
 def fid(
-    a: str,
-    b: str | None = None,
-    *,
-    device: str = "auto",
-    data_dir: str | Path | None = None,
-    reporter: Reporter = SILENT,
-    features: Features | None = None,
+    a: str, b: str | None = None, device: str = "auto", data_dir: str | Path | None = None, reporter: Reporter = SILENT
 ) -> tuple[result.Result, list[Path | None]]:
     """A result with the FID between a and b (of a alone: its statistics only), and the files that hold their
     statistics.
     """
     started, root, where = time.monotonic(), data_root(data_dir), pick_device(device)
-    sets = [read_set(given, root, reporter) for given in (a, b) if given is not None]
-    features = features or inception.load(root, where)
+    sets = [(given, read_set(given, root, reporter)) for given in (a, b) if given is not None]
+    features, folder = inception.load(root, where), statistics.cache_folder(root)
     both, paths, data = [], [], {}
-    for key, one in zip("ab", sets, strict=False):
-        content = None if one.images is None else statistics.content_hash(one.images)
-        with reporter.progress(f"features of {one.name.replace(':', ' ')}") as update:
-            s, path = _statistics(one, features, root, content, update)
-        both.append(s)
+    for key, (name, one) in zip("ab", sets, strict=False):
+        path: Path | None = Path(name)
+        content = None
+        if isinstance(one, Tensor):
+            content = statistics.content_hash(one)
+            with reporter.progress(f"features of {name.replace(':', ' ')}") as update:
+                one, path = statistics.cached_statistics(one, features, folder, update, content)
+        both.append(one)
         paths.append(path)
-        data[key] = {"name": one.name, "images": s.n, "sha256": content}
+        data[key] = {"name": name, "images": one.n, "sha256": content}
     summary = result.result(
         name="fid",
         metrics={"fid": both[0].distance(both[1])} if len(both) == 2 else {},
@@ -72,33 +60,23 @@ def fid(
     return summary, paths
 
 
-def _statistics(
-    one: ImageSet, features: Features, root: Path | None, content: str | None, update: Progress
-) -> tuple[Statistics, Path | None]:
-    if one.images is None:
-        assert one.statistics is not None
-        return one.statistics, Path(one.name)
-    return statistics.cached_statistics(one.images, features, statistics.cache_folder(root), update, content)
-
-
-def read_set(given: str, root: Path | None, reporter: Reporter = SILENT) -> ImageSet:
-    """The images that a word of the command line means."""
+def read_set(given: str, root: Path | None, reporter: Reporter = SILENT) -> Tensor | Statistics:
+    """What a word of the command line means: images as uint8 (n, c, h, w), or a file with the statistics of some."""
     match = SPLIT.fullmatch(given)
     known = list(dict.fromkeys([*(name.split("/")[0] for name in preset_names()), *PRESET_OF]))
     if match and match[1] in known:
         config = resolve(PRESET_OF.get(match[1], match[1])).with_values(**{"data.limit": None})
         with reporter.progress(f"reading {match[1]}") as update:
             splits = load_data(config, root, update)
-        images = splits.train if match[2] == "train" else splits.test
-        return ImageSet(given, images if match[3] is None else images[: int(match[3])])
+        return (splits.train if match[2] == "train" else splits.test)[: int(match[3]) if match[3] else None]
     path = Path(given).expanduser()
     if not path.exists():
         raise DataError(f"{given!r} is no set of images; give {FORMS}. Data sets are {', '.join(known)}")
     if path.suffix == ".safetensors":
-        return ImageSet(str(path), statistics=statistics.read(path))
+        return statistics.read(path)
     with reporter.progress(f"reading {path.name}") as update:
         images = read_images([path], _shape(path), update).rows
-    return ImageSet(given, images if not images.is_floating_point() else to_pixels(images))
+    return to_pixels(images) if images.is_floating_point() else images
 
 
 def _shape(path: Path) -> tuple[int, int, int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lebm import modalities
-from lebm.core.progress import SILENT, Progress, Reporter
+from lebm.core.progress import SILENT, Progress, Reporter, ignore
 from lebm.core.rng import stream
 from lebm.measure.ais import log_z
 from lebm.measure.chains import WATCHED, autocorrelation, effective_sample_size, prior_chains, profile, run, split_rhat
@@ -47,12 +46,10 @@ class Signs:
 def verdict(signs: Signs, spec: SamplerSpec | None = None) -> tuple[str, str]:
     """One word, and the sentences with the numbers behind it; `spec` is how the run's own samples are drawn."""
     word, sentence = _judge(signs)
-    paper = spec is None or (spec.start == "noise" and spec.base == "N(0, I)" and spec.steps > 0)
-    return word, sentence if paper or spec is None else f"The run's own samples are drawn {_how(spec)}. {sentence}"
-
-
-def _how(spec: SamplerSpec) -> str:
-    return f"with {spec.in_words()}" if spec.steps else spec.in_words().removeprefix("drawn ")
+    if spec is None or (spec.start == "noise" and spec.base == "N(0, I)" and spec.steps > 0):  # as in the paper
+        return word, sentence
+    how = f"with {spec.in_words()}" if spec.steps else spec.in_words().removeprefix("drawn ")
+    return word, f"The run's own samples are drawn {how}. {sentence}"
 
 
 def _judge(signs: Signs) -> tuple[str, str]:
@@ -99,8 +96,8 @@ def diagnose(method: Method, x: Tensor, seed: int = 0, reporter: Reporter = SILE
     """Chains followed far beyond K0; f, z and log Z of prior, posterior and p_0. x: training rows, as the generator
     takes them.
     """
-    latent, own = prior_chains(method), method.choose("prior")
-    prior, k0 = latent.prior, own.steps
+    prior, own = prior_chains(method).prior, method.choose("prior")
+    k0 = own.steps
     steps = max(TIMES_K0 * k0, LEAST)
     with reporter.progress("following chains") as update:
         energy, states = follow(method, steps, k0, seed, update)
@@ -114,58 +111,41 @@ def diagnose(method: Method, x: Tensor, seed: int = 0, reporter: Reporter = SILE
     z = {"prior": states[1].cpu(), "posterior": z_pos, "base": z_base}
     f = {name: prior.f(each.to(method.device)).cpu().double().numpy() for name, each in z.items()}
     draws = -energy[k0:].T  # f after the warm-up, (chains, draws)
+    ess, rho = effective_sample_size(draws), autocorrelation(draws)
     return {
         "verdict": word,
         "words": sentence,
         "sampler": replace(own, steps=steps).to_dict(),
         "chain": {"chains": WATCHED, "steps": steps, "trained": k0},
-        "statistics": _statistics(draws, signs),
-        "log_z": dataclasses.asdict(z_hat),
-        "signs": dataclasses.asdict(signs),
+        "statistics": {
+            "level_from_step": signs.level_from,
+            "split_rhat": round(split_rhat(draws), 4),
+            "ess": round(ess, 1),
+            "draws": int(draws.size),
+            "steps_per_independent_draw": round(draws.size / ess, 1),
+        },
+        "log_z": asdict(z_hat),
+        "signs": asdict(signs),
         "profile": profile(energy),
-        "autocorrelation": _shown(autocorrelation(draws), k0 or steps // TIMES_K0),
+        "autocorrelation": _rounded(rho[: max(2, min(len(rho) // 2, 4 * (k0 or steps // TIMES_K0) + 1))]),
         "f": histograms(f),
-        "view": view(**z),
+        "view": view(z),
         "tilt": tilt(z["prior"], z["posterior"]),
     }
 
 
-def _statistics(draws: np.ndarray, signs: Signs) -> dict[str, float]:
-    ess = effective_sample_size(draws)
-    return {
-        "level_from_step": signs.level_from,
-        "split_rhat": round(split_rhat(draws), 4),
-        "ess": round(ess, 1),
-        "draws": int(draws.size),
-        "steps_per_independent_draw": round(draws.size / ess, 1),
-    }
+def _rounded(values: Any, digits: int = 4) -> Any:
+    """Numbers of any shape as lists."""
+    return np.round(np.asarray(values, np.float64), digits).tolist()
 
 
-def _shown(rho: np.ndarray, steps: int) -> list[float]:
-    """The autocorrelation up to four times so many steps."""
-    values: list[float] = np.round(rho[: max(2, min(len(rho) // 2, 4 * steps + 1))], 4).tolist()
-    return values
-
-
-@torch.no_grad()
 def follow(
-    method: Method, steps: int, k0: int, seed: int, progress: Progress | None = None
+    method: Method, steps: int, k0: int, seed: int, progress: Progress = ignore
 ) -> tuple[np.ndarray, list[Tensor]]:
     """-f of WATCHED chains after every step (steps + 1, chains), and all of a chunk's z at the start, at K0 and at the
     end.
     """
-    latent, rng = prior_chains(method), stream(seed, "diagnose", method.device)
-    energy: list[Tensor] = []
-    states: list[Tensor] = []
-
-    def watch(k: int, z: Tensor) -> None:
-        energy.append(-latent.prior.f(z[:WATCHED]))
-        states.extend(z for mark in (0, k0, steps) if k == mark)
-        if progress:
-            progress(k, steps)
-
-    run(latent, replace(latent.prior_chain, steps=steps), rng, CHUNK, watch)
-    return torch.stack(energy).cpu().double().numpy(), states
+    return run(method, steps, stream(seed, "diagnose", method.device), CHUNK, (0, k0, steps), progress)
 
 
 def read_signs(method: Method, energy: np.ndarray, states: list[Tensor], k0: int) -> Signs:
@@ -193,32 +173,25 @@ def histograms(f: dict[str, np.ndarray], bins: int = 40) -> dict[str, Any]:
     """The distributions of f over one set of bins, as densities, with mean and spread."""
     low, high = np.quantile(np.concatenate(list(f.values())), [0.002, 0.998])
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
-    out: dict[str, Any] = {"edges": np.round(edges, 4).tolist()}
+    out: dict[str, Any] = {"edges": _rounded(edges)}
     for name, values in f.items():
         density = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
-        out[name] = {
-            "density": np.round(density, 5).tolist(),
-            "mean": float(values.mean()),
-            "spread": float(values.std()),
-        }
+        out[name] = {"density": _rounded(density, 5), "mean": float(values.mean()), "spread": float(values.std())}
     return out
 
 
-def view(prior: Tensor, posterior: Tensor, base: Tensor) -> dict[str, Any]:
+def view(draws: dict[str, Tensor]) -> dict[str, Any]:
     """Prior and posterior draws along the two strongest directions of both together (PCA), p_0 beside them."""
-    both = torch.cat([prior, posterior]).double()
+    both = torch.cat([draws["prior"], draws["posterior"]]).double()
     centre = both.mean(0)
     _, values, axes = torch.linalg.svd(both - centre, full_matrices=False)
     share = values.square() / values.square().sum()
-    out: dict[str, Any] = {"explained": [round(float(s), 4) for s in share[:2]]}
-    for name, z in (("prior", prior), ("posterior", posterior), ("base", base)):
-        out[name] = ((z[:SHOWN].double() - centre) @ axes[:2].T).mul(100).round().div(100).tolist()
-    return out
+    points = {name: _rounded((z[:SHOWN].double() - centre) @ axes[:2].T, 2) for name, z in draws.items()}
+    return {"explained": _rounded(share[:2]), **points}
 
 
 def tilt(prior: Tensor, posterior: Tensor) -> dict[str, list[float]]:
     """Mean and standard deviation of every coordinate under prior and posterior: N(0, I) would have 0 and 1."""
-    columns: dict[str, Tensor] = {}
-    for name, z in (("prior", prior), ("posterior", posterior)):
-        columns |= {f"{name}_mean": z.mean(0), f"{name}_spread": z.std(0)}
-    return {name: [round(float(v), 4) for v in values] for name, values in columns.items()}
+    columns = {"prior_mean": prior.mean(0), "prior_spread": prior.std(0)}
+    columns |= {"posterior_mean": posterior.mean(0), "posterior_spread": posterior.std(0)}
+    return {name: _rounded(values) for name, values in columns.items()}

@@ -4,6 +4,7 @@ modalities.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lebm.measure.chains import Trace, energy_profile
 from lebm.measure.metric import Evaluation
 from lebm.modalities import Modality, of
 from lebm.run import Run
+from lebm.show import pictures
 
 IMAGES, PAIRS, SENTENCES = 64, 32, 20  # samples and reconstructions that are shown
 SENTENCES_FILE = "sentences.json"
@@ -28,52 +30,40 @@ def evaluation(run: Run, ev: Evaluation) -> None:
     from lebm.show import figures
 
     modality = of(ev.method.generator.modality)
-    if modality.pictures:
-        _images(run, ev)
-    elif modality.terminal:
-        _sentences(run, ev, modality)
-    k0 = ev.method.choose("prior").steps
-    if k0:
-        try:
+    if modality.pictures or modality.terminal:
+        _rows(run, ev, modality)
+    if k0 := ev.method.choose("prior").steps:
+        with contextlib.suppress(NotDefined):  # a method whose prior has no energy
             profile = energy_profile(ev.method, ev.seed, 2 * k0)
             figures.save(figures.energy_profile(profile, trained=k0), run.figures / "energy.svg")
-        except NotDefined:  # a method whose prior has no energy
-            pass
     if rows := run.rows():
         figures.save(figures.training_curves(rows), run.figures / "curves.svg")
 
 
-def _images(run: Run, ev: Evaluation) -> None:
-    from lebm.show import pictures
-
-    method, folder = ev.method, run.figures
-    prior, base, posterior = ev.spec("prior"), method.choose("prior", "noise", 0), ev.spec("posterior")
-    for name, spec in (("samples", prior), ("samples-gaussian", base)):
-        x = method.sample(IMAGES, ev.seed, spec)
-        pictures.save(pictures.grid(to_pixels(x), columns=8), folder / f"{name}.png")
-        pictures.note(folder, name, spec, IMAGES)
-    x = method.generator.from_storage(ev.test[:PAIRS])
-    x_hat = method.reconstruct(x, ev.seed, posterior)
-    pictures.save(pictures.pairs(to_pixels(x), to_pixels(x_hat), columns=8), folder / "reconstructions.png")
-    pictures.note(folder, "reconstructions", posterior)
-
-
-def _sentences(run: Run, ev: Evaluation, modality: Modality) -> None:
-    """Sentences of the learned prior, of p_0, and test sentences beside their reconstructions."""
-    from lebm.show import pictures
-
-    method, generator = ev.method, ev.method.generator
-    prior, base, posterior = ev.spec("prior"), method.choose("prior", "noise", 0), ev.spec("posterior")
+def _rows(run: Run, ev: Evaluation, modality: Modality) -> None:
+    """Of the learned prior, of p_0, and test rows beside their reconstructions: grids of images, or sentences."""
+    method, generator, folder, images = ev.method, ev.method.generator, run.figures, modality.pictures
     lines: dict[str, Any] = {}
-    for name, spec in (("samples", prior), ("samples_gaussian", base)):
-        lines[name] = modality.lines(method.sample(SENTENCES, ev.seed, spec), generator)
-        pictures.note(run.figures, name, spec, SENTENCES)
-    rows = ev.test[:SENTENCES]
-    x_hat = method.reconstruct(rows, ev.seed, posterior)
-    pairs = zip(modality.lines(rows, generator), modality.lines(x_hat, generator), strict=True)
-    lines["reconstructions"] = [list(pair) for pair in pairs]
-    pictures.note(run.figures, "reconstructions", posterior)
-    write_atomic(run.path / SENTENCES_FILE, json.dumps(lines, indent=1) + "\n")
+    for name, spec in (("samples", ev.spec("prior")), (f"samples{'-' if images else '_'}gaussian", ev.base())):
+        n = IMAGES if images else SENTENCES
+        x = method.sample(n, ev.seed, spec)
+        if images:
+            pictures.save(pictures.grid(to_pixels(x), columns=8), folder / f"{name}.png")
+        else:
+            lines[name] = modality.lines(x, generator)
+        pictures.note(folder, name, spec, n)
+    x, spec = generator.from_storage(ev.test[: PAIRS if images else SENTENCES]), ev.spec("posterior")
+    x_hat = method.reconstruct(x, ev.seed, spec)
+    if images:
+        pictures.save(pictures.pairs(to_pixels(x), to_pixels(x_hat), columns=8), folder / "reconstructions.png")
+    else:
+        lines["reconstructions"] = _side_by_side(modality, generator, x, x_hat)
+        write_atomic(run.path / SENTENCES_FILE, json.dumps(lines, indent=1) + "\n")
+    pictures.note(folder, "reconstructions", spec)
+
+
+def _side_by_side(modality: Modality, generator: Generator, a: Tensor, b: Tensor) -> list[list[str]]:
+    return [list(pair) for pair in zip(modality.lines(a, generator), modality.lines(b, generator), strict=True)]
 
 
 # --- parts of an analysis ---------------------------------------------------------------------------------------------
@@ -88,7 +78,7 @@ def chains(
     folder: Path, modality: Modality, generator: Generator, trace: Trace, x: Tensor, trained: int
 ) -> dict[str, Any]:
     """Figure and animation of a trace, and what the page needs to show them: the size of an image, or the sentences."""
-    from lebm.show import figures, pictures
+    from lebm.show import figures
 
     path, (n, rows) = folder / "chains.png", trace.z.shape[:2]
     if not modality.pictures:
@@ -105,22 +95,12 @@ def chains(
     return {"tile": list(pixels.shape[-2:])}
 
 
-def neighbours(folder: Path, samples: Tensor, nearest: Tensor) -> None:
-    """Samples (n, c, h, w), each in a row with its nearest training images (n k, c, h, w)."""
-    from lebm.show import pictures
-
-    sheet = pictures.rows_of_images(samples, nearest.view(len(samples), -1, *nearest.shape[1:]))
-    pictures.save(sheet, folder / "neighbours.png")
-
-
 def paths(folder: Path, modality: Modality, generator: Generator, a: Tensor, b: Tensor, x: Tensor) -> dict[str, Any]:
     """Paths x (n, points, ...) from a to b: a picture, or sentences for the page."""
-    from lebm.show import pictures
-
     if modality.pictures:
         pictures.save(pictures.rows_of_images(a, x, b), folder / "interpolation.png")
         return {}
     if not modality.terminal:
         return {}
-    ends = zip(modality.lines(a, generator), modality.lines(b, generator), strict=True)
-    return {"ends": [list(end) for end in ends], "paths": [modality.lines(path, generator) for path in x]}
+    ends = _side_by_side(modality, generator, a, b)
+    return {"ends": ends, "paths": [modality.lines(path, generator) for path in x]}

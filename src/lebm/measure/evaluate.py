@@ -13,11 +13,10 @@ from lebm import data as datasets
 from lebm.core.errors import ConfigError, NotDefined
 from lebm.core.lookup import did_you_mean
 from lebm.core.progress import SILENT, Reporter
-from lebm.measure import METRICS, inception, result
+from lebm.measure import METRICS, draw, result
 from lebm.measure.analysis import Subject
 from lebm.measure.inception import Features
 from lebm.measure.metric import Choice, Evaluation, Numbers, Target, choose
-from lebm.measure.statistics import cache_folder, content_hash
 from lebm.method import Method
 from lebm.run import Run, load
 
@@ -51,34 +50,31 @@ def evaluate(
     started = time.monotonic()
     _check(metrics, samples, split, limit)
     subject = Subject(run, device, data_dir, reporter)
-    method, root = subject.method, datasets.data_root(data_dir)
-    choices = _choices(method, prior, posterior)
+    method, choices = subject.method, _choices(subject.method, prior, posterior)
     datasets.check(method.config)
     chosen = tuple(metrics or subject.default_metrics())
     _check_modality(method, chosen)
-    if features is None and any(METRICS[name].inception for name in chosen):
-        features = inception.load(root, method.device)  # before the data: what is missing is said at once
-    splits = subject.splits
-    method.generator.set_facts(splits.facts)  # a text with other words than the model's is refused
-    _accelerate(method, reporter)
     if seed is None:
         seed = int(split == "validation")  # settings are chosen on other samples than those of published numbers
-    ev = Evaluation(method, splits, samples, seed, split, limit, reporter, features, choices=choices)
-    ev.cache_folder, ev.train_sha256 = cache_folder(root), content_hash(splits.train)
-    facts = _facts(ev, root)
-    if facts["updates"] == 0:
+    how = {"samples": samples, "seed": seed, "split": split, "limit": limit, "features": features, "choices": choices}
+    ev = subject.evaluation(any(METRICS[name].inception for name in chosen), **how)
+    method.generator.set_facts(ev.splits.facts)  # a text with other words than the model's is refused
+    if method.device.type == "cuda" and method.config.engine == "auto":
+        from lebm import fast
+
+        fast.accelerate(method, method.config.precision, reporter.say)
+    if method.updates == 0:
         networks = "the networks it started from" if method.config.training.start_from else "random networks"
         reporter.say(f"note: this run has saved no update yet; these are numbers of {networks}")
     target = subject.run.path / ("validation.json" if split == "validation" else "metrics.json")
     summary: result.Result = {}
+    about = {"name": method.config.name, "data": _data(ev, subject), "seed": ev.seed}
     with subject.threads():
         for numbers, protocol in measure(ev, chosen, required=metrics is not None):  # written as soon as each is known
-            seconds = round(time.monotonic() - started, 1)
             protocol = {**subject.weights(), **protocol}
-            summary = merged(result.result(metrics=numbers, protocol=protocol, seconds=seconds, **facts), target)
+            summary = merged(result.of_run(method, started, metrics=numbers, protocol=protocol, **about), target)
             result.write(target, summary)
         if pictures and split != "validation":
-            from lebm.measure import draw
             from lebm.show import report
 
             draw.evaluation(subject.run, ev)
@@ -89,18 +85,10 @@ def evaluate(
 def _choices(method: Method, prior: Choice, posterior: Choice) -> dict[Target, Choice]:
     """The samplers that were asked for; what the method cannot draw by is said at once."""
     given: dict[Target, Choice] = {"prior": prior, "posterior": posterior}
-    for target, choice in given.items():
-        if choice != OWN:
-            choose(method, target, *choice)
-    return given
-
-
-def _accelerate(method: Method, reporter: Reporter) -> None:
-    """On CUDA, sample by the engine, in the precision of the configuration."""
-    if method.device.type == "cuda" and method.config.engine == "auto":
-        from lebm import fast
-
-        fast.accelerate(method, method.config.precision, reporter.say)
+    asked = {target: choice for target, choice in given.items() if choice != OWN}
+    for target, choice in asked.items():
+        choose(method, target, *choice)
+    return asked
 
 
 def _check(metrics: Sequence[str] | None, samples: int | None, split: str, limit: int | None) -> None:
@@ -123,30 +111,19 @@ def _check_modality(method: Method, chosen: Sequence[str]) -> None:
             raise ConfigError(f"the metric {name} is not for a model of kind {modality}; there are {', '.join(there)}")
 
 
-def _facts(ev: Evaluation, root: Path | None) -> dict[str, Any]:
-    """What a result says besides its numbers."""
-    method, splits = ev.method, ev.splits
+def _data(ev: Evaluation, subject: Subject) -> dict[str, Any]:
+    """What a result says of the data. A place inside the data folder is named from there: a published result should not
+    name somebody's folders.
+    """
+    splits, source, root = ev.splits, Path(ev.splits.source), datasets.data_root(subject.data_dir)
     rows: dict[str, Tensor | None] = {"train": ev.train, "test": splits.test, "validation": splits.validation}
+    inside = root is not None and source.is_relative_to(root)
     return {
-        "name": method.config.name,
-        "data": {
-            "name": method.config.data.name,
-            "source": _source(splits.source, root),
-            **{part: len(x) for part, x in rows.items() if x is not None},
-            "sha256": ev.train_sha256,
-        },
-        "config": method.config.to_dict(),
-        "seed": ev.seed,
-        "updates": method.updates,
-        "device": result.device_name(method.device),
+        "name": ev.method.config.data.name,
+        "source": source.relative_to(root).as_posix() if root and inside else splits.source,
+        **{part: len(x) for part, x in rows.items() if x is not None},
+        "sha256": ev.train_sha256,
     }
-
-
-def _source(source: str, root: Path | None) -> str:
-    """A place inside the data folder is named from there: a published result should not name somebody's folders."""
-    if root is not None and Path(source).is_relative_to(root):
-        return Path(source).relative_to(root).as_posix()
-    return source
 
 
 def measure(

@@ -1,38 +1,51 @@
-"""FID: the Fréchet distance of Inception features, of samples or of reconstructions, against real images."""
+"""Fréchet distances between Gaussians fitted to images: the FID, of Inception features, and that of raw pixels, which
+suits the small data sets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lebm.core.pixels import to_pixels
-from lebm.measure.metric import Evaluation, Metric, Numbers, computed_by
-from lebm.measure.statistics import cached_statistics, statistics
+from lebm.measure.metric import Evaluation, Metric, Number, Numbers, computed_by
+from lebm.measure.statistics import Moments, cached_statistics, frechet_distance, statistics
 from lebm.method import CHUNK
 from lebm.sampler import SamplerSpec
 
-SAMPLES, FOR_CHOOSING = 50_000, 10_000  # where the caller names no number; the second where settings are chosen
-
-
-def fid(ev: Evaluation) -> Numbers:
-    return {"fid": fid_of(ev, ev.spec("prior"))}
-
-
-def fid_gaussian(ev: Evaluation) -> Numbers:
-    return {"fid_gaussian": fid_of(ev, ev.method.choose("prior", "noise", 0))}
+# Where the caller names no number; the second where settings are chosen, and for the distance of raw pixels.
+SAMPLES, FEWER = 50_000, 10_000
 
 
 def fid_of(ev: Evaluation, spec: SamplerSpec) -> float:
     """The FID of samples whose z are drawn so. They stay on the method's device, from z to features."""
-    n = _samples(ev)
+    return _distance(ev, map(to_pixels, _drawn(ev, spec, _samples(ev))))
+
+
+def frechet_of(ev: Evaluation, spec: SamplerSpec) -> float:
+    """The pixel-space distance of samples whose z are drawn so to the training images."""
+    method, train = ev.method, ev.train
+    if "pixels" not in ev.shared:
+        parts = (method.generator.from_storage(part).to(method.device) for part in train.split(2000))
+        ev.shared["pixels"] = Moments(parts).mean_cov()
+    ev.protocol["reference"] = f"{len(train)} training images"
+    return frechet_distance(*Moments(_drawn(ev, spec, ev.samples or FEWER)).mean_cov(), *ev.shared["pixels"])
+
+
+def _drawn(ev: Evaluation, spec: SamplerSpec, n: int) -> Iterator[Tensor]:
     ev.protocol.update(samples=n, sampler=spec.to_dict(), **computed_by(ev.method))
-    return _distance(ev, (to_pixels(x) for x in ev.sample(n, spec)))
+    return ev.sample(n, spec)
 
 
-def fid_reconstruction(ev: Evaluation) -> Numbers:
+def _frechet(ev: Evaluation) -> Numbers:
+    base = frechet_of(ev, ev.base())
+    return {"frechet": frechet_of(ev, ev.spec("prior")), "frechet_gaussian": base}
+
+
+def _fid_reconstruction(ev: Evaluation) -> Numbers:
     """What the generator would give if the prior were the law of inferred z. It is no bound on `fid`."""
     images, part = _reference(ev)
     n = min(_samples(ev), len(images))
@@ -52,14 +65,14 @@ def _reconstructed(ev: Evaluation, images: Tensor, spec: SamplerSpec) -> Iterato
 
 
 def _samples(ev: Evaluation) -> int:
-    return ev.samples or (FOR_CHOOSING if ev.split == "validation" else SAMPLES)
+    return ev.samples or (FEWER if ev.split == "validation" else SAMPLES)
 
 
 def _reference(ev: Evaluation) -> tuple[Tensor, str]:
     return (ev.test, "test") if ev.split == "test" else (ev.splits.train, "training")
 
 
-def _distance(ev: Evaluation, pixels: Iterator[Tensor]) -> float:
+def _distance(ev: Evaluation, pixels: Iterable[Tensor]) -> float:
     """Between these images and all real images of the split."""
     assert ev.features is not None
     images, part = _reference(ev)
@@ -80,14 +93,22 @@ def _distance(ev: Evaluation, pixels: Iterator[Tensor]) -> float:
 FOR_IMAGES: dict[str, Any] = {"modalities": ("image",), "inception": True}
 FID = Metric(
     "fid", "FID", True, "Fréchet distance of Inception features between samples and real images.", "prior",
-    measure=fid, **FOR_IMAGES,
+    measure=lambda ev: {"fid": fid_of(ev, ev.spec("prior"))}, **FOR_IMAGES,
 )  # fmt: skip
 FID_GAUSSIAN = Metric(
     "fid_gaussian", "FID from p₀", True, "The FID with z from the base p₀ itself, through the same generator.",
-    measure=fid_gaussian, **FOR_IMAGES,
+    measure=lambda ev: {"fid_gaussian": fid_of(ev, ev.base())}, **FOR_IMAGES,
 )  # fmt: skip
 FID_RECONSTRUCTION = Metric(
     "fid_reconstruction", "FID of reconstructions", True,
     "The FID of real images after inference and generator, instead of samples.", "posterior",
-    measure=fid_reconstruction, **FOR_IMAGES,
+    measure=_fid_reconstruction, **FOR_IMAGES,
+)  # fmt: skip
+ABOUT = "Fréchet distance of raw pixels between samples and training images"
+FRECHET = Metric(
+    "frechet", "Fréchet distance", True, f"{ABOUT}, of the learned prior and of its base.", "prior",
+    measure=_frechet, modalities=("image",), gives=(
+        Number("frechet", "Fréchet distance", True, f"{ABOUT}.", "prior"),
+        Number("frechet_gaussian", "Fréchet distance from p₀", True, "The same with z from the base p₀ itself."),
+    ),
 )  # fmt: skip

@@ -7,15 +7,17 @@ used in the end.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 from lebm.core.words import END, START, lengths, log_probs
 
 SCORED = 1 << 26  # numbers in a table of words x vocabulary at once
@@ -68,10 +70,8 @@ class LanguageModel(nn.Module):
         x = x.long()
         e = self._drop(self.embed(F.pad(x[:, :-1], (1, 0), value=START)), rng)
         h = self._drop(self.lstm(e)[0], rng)
-        return log_probs(self._logits, h, x)
-
-    def _logits(self, h: Tensor) -> Tensor:
-        return F.linear(h, self.out.weight[END:], self.out.bias[END:])  # <pad> and <s> never come
+        words = partial(F.linear, weight=self.out.weight[END:], bias=self.out.bias[END:])  # <pad>, <s> never come
+        return log_probs(words, h, x)
 
     def _drop(self, h: Tensor, rng: torch.Generator | None) -> Tensor:
         p = self.recipe.dropout
@@ -96,49 +96,38 @@ def fit(
     recipe: Recipe,
     seed: int,
     device: torch.device | str,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> tuple[LanguageModel, list[float]]:
     """A model of `rows`, and the perplexity of the validation sentences after every epoch."""
     model = LanguageModel(size, recipe)
     model.set_weights(torch.Generator().manual_seed(seed))
-    model.to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.rate)
+    optimizer = torch.optim.Adam(model.to(device).parameters(), lr=recipe.rate)
     masks = torch.Generator(device=device).manual_seed(seed + 1)
     order = torch.Generator().manual_seed(seed + 2)
-    best = {k: v.clone() for k, v in model.state_dict().items()}
+    (group,) = optimizer.param_groups
+    best = copy.deepcopy(model.state_dict())
     history: list[float] = []
-    epochs, rate = recipe.unvalidated if validation is None else recipe.epochs, recipe.rate
+    epochs = recipe.unvalidated if validation is None else recipe.epochs
     for epoch in range(epochs):
-        _learn_epoch(model, optimizer, rows, order, masks)
-        if progress:
-            progress(epoch + 1, epochs)
+        for x in _batches(rows, recipe.batch, order):
+            optimizer.zero_grad(set_to_none=True)
+            (-model.log_prob(x.to(device), masks).mean()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+        progress(epoch + 1, epochs)
         if validation is None:
             continue
-        ppl = model.perplexity(validation)
-        if ppl < min(history, default=float("inf")):
-            best = {k: v.clone() for k, v in model.state_dict().items()}
-        else:
-            model.load_state_dict(best)
-            rate *= recipe.quarter
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-        history.append(ppl)
-        if rate < recipe.least:
+        history.append(model.perplexity(validation))
+        if history[-1] < min(history[:-1], default=math.inf):
+            best = copy.deepcopy(model.state_dict())
+            continue
+        model.load_state_dict(best)
+        group["lr"] *= recipe.quarter
+        if group["lr"] < recipe.least:
             break
     if validation is not None:
         model.load_state_dict(best)
     return model.eval().requires_grad_(False), history
-
-
-def _learn_epoch(
-    model: LanguageModel, optimizer: torch.optim.Optimizer, rows: Tensor, order: torch.Generator, masks: torch.Generator
-) -> None:
-    device = model.out.weight.device
-    for x in _batches(rows, model.recipe.batch, order):
-        optimizer.zero_grad(set_to_none=True)
-        (-model.log_prob(x.to(device), masks).mean()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), model.recipe.clip)
-        optimizer.step()
 
 
 def _batches(rows: Tensor, batch: int, rng: torch.Generator) -> Iterator[Tensor]:

@@ -1,8 +1,11 @@
-"""log p(x) of single rows by importance weights, and the metric that reports it with log Z of the prior."""
+"""log p(x) of single rows by importance weights, and the metrics that report it: of images with log Z of the prior, of
+sentences beside -log p(x|z) at an inferred z and how much z says about them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,16 +14,19 @@ import torch
 from torch import Tensor
 
 from lebm.core.errors import DataError
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 from lebm.core.rng import stream
+from lebm.core.words import lengths
+from lebm.health import shared_variance
 from lebm.measure.ais import CHUNK, Density, LogZ, anneal, ladder, log_mean, log_z, pilot
 from lebm.measure.metric import Evaluation, Metric, Number, Numbers, require
+from lebm.measure.perplexity import real_sentences
 from lebm.method import Method
 from lebm.prior import log_normal
 from lebm.sampler import SamplerSpec, langevin
 
 LEAST = 100  # steps of the chains behind a proposal
-ROWS = 100  # test rows, where the caller names no number
+ROWS, WORDS = 100, 2500  # test rows, and words in sentences, where the caller names no number
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def log_likelihood(
     temperatures: int = 50,
     steps: int | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> LogLikelihood:
     """Importance-weighted log p(x) of every row, for any generator.
 
@@ -75,8 +81,7 @@ def log_likelihood(
         value, effective = log_mean(_log_weights(method, rows, spec, particles, temperatures, seed))
         values.append(value.cpu() - log_z.value)
         ess.append(effective.cpu())
-        if progress:
-            progress(i + len(rows), len(x))
+        progress(i + len(rows), len(x))
     return LogLikelihood(torch.cat(values), torch.cat(ess), log_z, particles, temperatures)
 
 
@@ -182,7 +187,7 @@ def estimate(ev: Evaluation, rows: Tensor) -> LogLikelihood:
 
 def measure(ev: Evaluation) -> Numbers:
     rows = ev.unseen(ROWS)
-    px, dimensions = estimate(ev, rows), math.prod(rows.shape[1:])
+    px, dimensions = estimate(ev, rows), rows[0].numel()
     ev.protocol["sampler"] = ev.protocol["proposal"]
     return {
         "log_z": px.log_z.value,
@@ -202,5 +207,39 @@ LIKELIHOOD = Metric(
         Number("log_px", "log p(x), an estimate", False, "Nats an image, the mean over test images; no bound."),
         Number("bits_per_dim", "Bits per dimension, an estimate", True,
                "Of test images, from log p(x) by importance sampling, for 8-bit levels."),
+    ),
+)  # fmt: skip
+
+
+# --- of sentences -----------------------------------------------------------------------------------------------------
+
+
+def measure_text(ev: Evaluation) -> Iterator[Numbers]:
+    """The estimate takes longer and comes second. Nats a sentence."""
+    method, (x, what) = ev.method, real_sentences(ev)
+    x, spec = x[: ev.limit], ev.spec("posterior")
+    draws = []
+    for i, doing in enumerate(("inferring", "inferring once more")):  # the second is for the count of active units
+        with ev.reporter.progress(doing) as update:
+            draws.append(method.encode(x, ev.seed + 1000 * i, spec, shared_noise=False, progress=update))
+    ev.protocol.update(sentences=f"{'the first' if ev.limit else 'all'} {len(x)} {what}", sampler=spec.to_dict())
+    reconstruction = float(method.nll(x, draws[0]).double().mean())
+    shared = shared_variance(*(z.double() for z in draws))
+    yield {"nll_reconstruction": reconstruction, "active_units": None, "z_information": None, **shared}
+    few = ev.limit or max(1, min(ROWS, int((lengths(x).cumsum(0) <= WORDS).sum())))
+    px = estimate(ev, x[:few])
+    yield {"nll_estimate": -px.mean, "nll_estimate_error": px.error}
+
+
+NLL = Metric(
+    "nll", "Negative log likelihood", True,
+    "-log p(x|z) of test sentences at an inferred z, an estimate of -log p(x), and what z says about a sentence.",
+    "posterior", measure=measure_text, modalities=("text",), gives=(
+        Number("nll_reconstruction", "NLL, reconstruction", True,
+               "-log p(x|z) in nats a test sentence, at an inferred z.", "posterior"),
+        Number("nll_estimate", "NLL, an estimate", True,
+               "-log p(x) in nats a test sentence, by importance sampling; no bound."),
+        Number("active_units", "Active units of z", None, "Coordinates whose posterior mean varies with the sentence."),
+        Number("z_information", "Information in z", None, "Nats about a sentence, were everything Gaussian."),
     ),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from lebm.core.errors import NotDefined
 from lebm.core.progress import SILENT, Reporter
 from lebm.data import Splits
 from lebm.measure.inception import Features, float32_precision
+from lebm.measure.statistics import content_hash
 from lebm.method import Method
 from lebm.sampler import SamplerSpec
 
@@ -70,7 +72,6 @@ class Evaluation:
     reporter: Reporter = SILENT
     features: Features | None = None
     cache_folder: Path | None = None
-    train_sha256: str | None = None  # of all training rows
     choices: dict[Target, Choice] = field(default_factory=dict)  # samplers that were asked for
     protocol: dict[str, Any] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)  # what several metrics look at and one of them has made
@@ -83,6 +84,11 @@ class Evaluation:
     @property
     def learned_limit(self) -> int | None:
         return None if self.method.config is None else self.method.config.data.limit
+
+    @cached_property
+    def train_sha256(self) -> str:
+        """Of all training rows."""
+        return content_hash(self.splits.train)
 
     @property
     def test(self) -> Tensor:
@@ -101,15 +107,18 @@ class Evaluation:
         """How z is drawn from the prior or posterior: by the run's own sampler, or as was asked for."""
         return choose(self.method, target, *self.choices.get(target, (None, None)))
 
+    def base(self) -> SamplerSpec:
+        """z from the base p_0 itself."""
+        return self.method.choose("prior", "noise", 0)
+
     def sample(self, n: int, spec: SamplerSpec) -> Iterator[Tensor]:
         """x of n samples, in pieces on the method's device: by its engine where one is installed."""
         method = self.method
         with self.reporter.progress("sampling") as update:
             if method.engine is not None:
                 yield from method.sample(n, self.seed, spec, progress=update, on_device=True).split(2000)
-                return
-            for z in method.sample_z(n, self.seed, spec, update):
-                yield method.decode(z)
+            else:
+                yield from map(method.decode, method.sample_z(n, self.seed, spec, update))
 
 
 def choose(method: Method, target: Target, start: str | None = None, steps: int | None = None) -> SamplerSpec:
@@ -131,7 +140,6 @@ def require(method: Method, verb: str, *names: str) -> Any:
 
 def computed_by(method: Method) -> dict[str, str]:
     """Which code computes samples, and in which precision, for the protocol of a number."""
-    engine = method.engine
-    if engine is None:
+    if method.engine is None:
         return {"engine": "reference", "precision": float32_precision(method.device)}
-    return {"engine": "fast", "precision": engine.precision}
+    return {"engine": "fast", "precision": method.engine.precision}

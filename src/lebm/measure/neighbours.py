@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 
 PIECE = 2000  # rows compared at once
 EXACT = 64  # numbers a row, up to which distances are not taken from products: those lose digits where rows are close
@@ -24,7 +24,7 @@ def nearest(
     *,
     convert: Callable[[Tensor], Tensor] = lambda rows: rows,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> tuple[Tensor, Tensor]:
     """For every row of x the k nearest of `rows`: root mean square differences a number, and places, nearest first, on
     the CPU.
@@ -34,8 +34,8 @@ def nearest(
     k, queries = min(k, len(rows)), x.flatten(1).float().split(PIECE)
     width = queries[0].shape[1]
     mode = "donot_use_mm_for_euclid_dist" if width <= EXACT else "use_mm_for_euclid_dist"
-    best = [torch.full((len(q), 0), 0.0, device=device) for q in queries]
-    places = [torch.zeros(len(q), 0, dtype=torch.long, device=device) for q in queries]
+    best = [torch.empty(len(q), 0, device=device) for q in queries]
+    places = [torch.empty(len(q), 0, dtype=torch.long, device=device) for q in queries]
     for i in range(0, len(rows), PIECE):
         piece = convert(rows[i : i + PIECE]).flatten(1).float().to(device)
         at = torch.arange(i, i + len(piece), device=device)
@@ -44,8 +44,7 @@ def nearest(
             both, ids = torch.cat([best[j], d], 1), torch.cat([places[j], at.expand(len(q), -1)], 1)
             best[j], order = both.topk(min(k, both.shape[1]), largest=False)
             places[j] = ids.gather(1, order)
-        if progress:
-            progress(min(i + PIECE, len(rows)), len(rows))
+        progress(min(i + PIECE, len(rows)), len(rows))
     return torch.cat(best).cpu() / width**0.5, torch.cat(places).cpu()
 
 

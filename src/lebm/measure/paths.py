@@ -26,8 +26,7 @@ def interpolate(
         raise DataError(f"paths from {len(a)} rows to {len(b)}; give as many ends as starts")
     z = between(method.encode(a, seed, spec), method.encode(b, seed, spec), n)
     flat = z.flatten(0, 1)
-    with torch.no_grad():
-        x = method.generator.decode(flat.to(method.device), **options) if options else method.decode(flat)
+    x = method.decode(flat, **options)
     return z, x.cpu().view(len(a), n, *x.shape[1:])
 
 

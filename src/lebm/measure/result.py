@@ -10,6 +10,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from lebm.core.errors import ConfigError
 from lebm.core.files import write_atomic
+from lebm.method import Method
 
 KEYS = (
     *("name", "metrics", "per_seed", "protocol", "data", "config", "seed", "updates", "device", "seconds", "code"),
@@ -42,6 +44,13 @@ def result(**values: Any) -> Result:
     values.setdefault("code", code_version())
     values.setdefault("command", command())
     return {k: values.get(k) for k in KEYS}
+
+
+def of_run(method: Method, started: float, **values: Any) -> Result:
+    """A result about a run; `started` is the time.monotonic() at which the measurement began."""
+    seconds, device = round(time.monotonic() - started, 1), device_name(method.device)
+    facts = {"config": method.config.to_dict(), "updates": method.updates, "device": device, "seconds": seconds}
+    return result(**facts, **values)
 
 
 def write(path: Path, values: Result) -> None:
@@ -69,7 +78,7 @@ def mean(summaries: Sequence[Result]) -> Result:
     if len(set(updates)) > 1:
         made = ", ".join(map(str, updates))
         raise ConfigError(f"these runs are at {made} updates; a mean is taken over runs of one length")
-    _check_one_data(summaries)
+    seconds = _seconds(summaries)
     check_one_protocol([s["protocol"] for s in summaries])
     metrics: dict[str, float] = {}
     for name in first["metrics"]:
@@ -78,25 +87,22 @@ def mean(summaries: Sequence[Result]) -> Result:
             metrics[name], metrics[f"{name}_spread"] = statistics.fmean(values), statistics.stdev(values)
     keys = ("updates", "metrics", "seconds")
     per_seed = [{"seed": n, **{k: s[k] for k in keys}} for n, s in zip(seeds, summaries, strict=True)]
-    return {**first, "metrics": metrics, "per_seed": per_seed, "seconds": _seconds(summaries)}
+    return {**first, "metrics": metrics, "per_seed": per_seed, "seconds": seconds}
 
 
 def side_by_side(summaries: Sequence[Result]) -> Result:
     """One result of different runs on the same data: numbers, protocols, configs and updates by name."""
-    _check_one_data(summaries)
     several = {key: {s["name"]: s[key] for s in summaries} for key in ("metrics", "protocol", "config", "updates")}
     return {**summaries[0], "name": SIDE_BY_SIDE, **several, "seconds": _seconds(summaries)}
 
 
 def _seconds(summaries: Sequence[Result]) -> float:
-    return round(sum(s["seconds"] for s in summaries), 1)
-
-
-def _check_one_data(summaries: Sequence[Result]) -> None:
+    """Of all together, which must be on the same data."""
     if len({(s["data"] or {}).get("sha256") for s in summaries}) > 1:
         raise ConfigError(
             "these runs were measured on different data (data.sha256); only numbers on the same data go together"
         )
+    return round(sum(s["seconds"] for s in summaries), 1)
 
 
 def check_one_protocol(protocols: Sequence[dict[str, Any]]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from lebm.config.build import build, make_optimizers
 from lebm.core.progress import Progress
@@ -27,31 +26,11 @@ CALLS, ENOUGH = 5, 1.0  # an inference is timed so often, but not again once tha
 BETWEEN = 100  # updates over which the work between updates is averaged
 
 
-def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float = 2.0) -> float:
-    """Median time of a call, waiting for the device; a few calls warm up."""
-    for _ in range(3):
-        call()
-    wait(device)
-    begun = time.perf_counter()
-    call()
-    wait(device)
-    once = max(time.perf_counter() - begun, 1e-6)
-    block = max(1, int(0.02 / once))  # many short calls are timed together: the clock's wait would count too
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 200):
-        begun = time.perf_counter()
-        for _ in range(block):
-            call()
-        wait(device)
-        times.append((time.perf_counter() - begun) / block)
-    return 1e3 * statistics.median(times)
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def milliseconds(call: Callable[[], Any], seconds: float = 2.0) -> float:
+    """Median time of a call, waiting for the device. Short calls are timed many together."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    timer.timeit(3)  # a few calls warm up
+    return 1e3 * timer.blocked_autorange(min_run_time=seconds).median
 
 
 def iteration_ms(config: Any, rows: Tensor, device: torch.device, warn: Callable[[str], None]) -> float:
@@ -65,8 +44,7 @@ def iteration_ms(config: Any, rows: Tensor, device: torch.device, warn: Callable
         for k in range(BETWEEN):
             method.between_updates(k + 1)
 
-    one = milliseconds(lambda: learn(rows, index), device)
-    return one + milliseconds(between, device, 0.5) / BETWEEN
+    return milliseconds(lambda: learn(rows, index)) + milliseconds(between, 0.5) / BETWEEN
 
 
 def inference(
@@ -87,13 +65,14 @@ def inference(
     protocol = {"images": len(x), "sampler": spec.to_dict(), "mse": error, "timed": f"median of up to {CALLS} calls"}
     if spec.start == "noise" or "noise" not in method.starts("posterior"):
         return {"infer_ms": own, "infer_chains_ms": None, "infer_ratio": None}, protocol
-    chains, again, other = method.choose("posterior", "noise", FIRST), math.inf, 0.0
-    for steps in (FIRST * 2**k for k in range(int(math.log2(MOST / FIRST)) + 1)):
-        chains = replace(chains, steps=steps)
+    steps = FIRST
+    while True:
+        chains = method.choose("posterior", "noise", steps)
         again, other = reconstruct(chains)
         progress(steps, MOST)
-        if again <= error:
+        if again <= error or 2 * steps > MOST:
             break
+        steps *= 2
     protocol |= {"chains": chains.to_dict(), "chains_mse": again}
     return {"infer_ms": own, "infer_chains_ms": other, "infer_ratio": other / own}, protocol
 

@@ -9,22 +9,75 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lebm.core.errors import CheckpointError, DataError
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 from lebm.core.tensors import load_tensors, save_tensors
-from lebm.measure.frechet import Moments, frechet_distance
 from lebm.measure.inception import Features
 
 FOLDER = ".lebm-cache"
+T = TypeVar("T")
 PIECE = 2000  # rows handed to the features at once
+
+
+class Moments:
+    """Mean and covariance of rows that come in pieces: exact sums in float64, whatever the pieces' sizes."""
+
+    def __init__(self, pieces: Iterable[Tensor] = ()) -> None:
+        self.n = 0
+        self._sums: tuple[Tensor, Tensor, Tensor] | None = None  # an offset, the sum of rows, the sum of their products
+        for piece in pieces:
+            self.add(piece)
+
+    def add(self, rows: Tensor) -> Moments:
+        rows = rows.detach().flatten(1).to(torch.float64)  # where they are: a GPU multiplies float64 matrices too
+        if len(rows) == 0:
+            return self
+        if self._sums is None:
+            d = rows.shape[1]
+            # An offset near the mean keeps the products from cancelling.
+            self._sums = rows[0].clone(), rows.new_zeros(d), rows.new_zeros(d, d)
+        offset, total, products = self._sums
+        rows = rows - offset
+        self.n += len(rows)
+        total += rows.sum(0)
+        products.addmm_(rows.t(), rows)
+        return self
+
+    def mean_cov(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sample mean and unbiased covariance."""
+        if self.n < 2 or self._sums is None:
+            raise ValueError(f"moments of {self.n} rows; at least 2 are needed")
+        offset, total, products = self._sums
+        mean = total / self.n
+        cov = (products - self.n * torch.outer(mean, mean)) / (self.n - 1)
+        return (mean + offset).cpu().numpy(), cov.cpu().numpy()
+
+
+def frechet_distance(mean_a: np.ndarray, cov_a: np.ndarray, mean_b: np.ndarray, cov_b: np.ndarray) -> float:
+    """|mu_a - mu_b|^2 + tr(A + B - 2 (A B)^(1/2)).
+
+    tr (A B)^(1/2) is the sum of the singular values of A^(1/2) B^(1/2): symmetric eigenvalues only, so singular
+    covariances need no offset and no imaginary part has to be thrown away.
+    """
+    half_a, half_b = _root(np.asarray(cov_a, np.float64)), _root(np.asarray(cov_b, np.float64))
+    cross = np.linalg.svd(half_a @ half_b, compute_uv=False).sum()
+    d = np.asarray(mean_a, np.float64) - np.asarray(mean_b, np.float64)
+    return float(d @ d + np.trace(cov_a) + np.trace(cov_b) - 2 * cross)
+
+
+def _root(cov: np.ndarray) -> np.ndarray:
+    """The symmetric square root of a positive semi-definite matrix; rounding below zero counts as zero."""
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2)
+    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 
 
 @dataclass(frozen=True)
@@ -48,9 +101,7 @@ class Statistics:
 
 def statistics(pieces: Iterable[Tensor], features: Features) -> Statistics:
     """Of uint8 images (n, c, h, w) that come in pieces; the sizes of the pieces do not matter."""
-    moments = Moments()
-    for piece in pieces:
-        moments.add(features(piece))
+    moments = Moments(map(features, pieces))
     if moments.n < 2:
         raise DataError(
             f"statistics of {moments.n} images; a FID needs at least 2, and says little with less than thousands"
@@ -58,11 +109,10 @@ def statistics(pieces: Iterable[Tensor], features: Features) -> Statistics:
     return Statistics(*moments.mean_cov(), moments.n, features.name)
 
 
-def in_pieces(images: Tensor, update: Progress | None = None) -> Iterable[Tensor]:
-    for start in range(0, len(images), PIECE):
-        yield images[start : start + PIECE]
-        if update:
-            update(min(start + PIECE, len(images)), len(images))
+def in_pieces(images: Tensor, update: Progress) -> Iterable[Tensor]:
+    for i, piece in enumerate(images.split(PIECE)):
+        yield piece
+        update(min((i + 1) * PIECE, len(images)), len(images))
 
 
 # --- the cache ------------------------------------------------------------------------------------------------------
@@ -72,8 +122,7 @@ def cache_folder(root: Path | None) -> Path | None:
     """Where statistics are cached: the environment variable LEBM_CACHE, or a hidden folder in the data folder, or
     nowhere.
     """
-    given = os.environ.get("LEBM_CACHE")
-    if given:
+    if given := os.environ.get("LEBM_CACHE"):
         return Path(given).expanduser()
     return root / FOLDER if root is not None and root.is_dir() else None
 
@@ -86,29 +135,38 @@ def content_hash(rows: Tensor) -> str:
     return digest.hexdigest()
 
 
+def cached(path: Path | None, read: Callable[[Path], T], make: Callable[[], T], write: Callable[[Path, T], None]) -> T:
+    """What the file holds; where it is missing or damaged, made and written to it. A folder that cannot be written to
+    costs time at the next evaluation, nothing else.
+    """
+    if path is not None and path.is_file():
+        with contextlib.suppress(CheckpointError, OSError, RuntimeError, KeyError, TypeError):
+            return read(path)
+    made = make()
+    with contextlib.suppress(OSError):
+        if path is not None:
+            write(path, made)
+    return made
+
+
 def cached_statistics(
-    images: Tensor, features: Features, folder: Path | None, update: Progress | None = None, content: str | None = None
+    images: Tensor, features: Features, folder: Path | None, update: Progress = ignore, content: str | None = None
 ) -> tuple[Statistics, Path | None]:
     """Statistics of a set of real images, read if they were computed before, and the file that holds them (None: no
     file).
-
-    A damaged file is made again. Where the folder cannot be written to, nothing is cached.
     """
     content = content or content_hash(images)
     key = hashlib.sha256(f"{content}\n{features.name}\n{features.precision}".encode()).hexdigest()
-    path = None if folder is None else folder / f"fid-{key[:32]}.safetensors"
-    if path is not None and path.is_file():
-        with contextlib.suppress(CheckpointError, OSError):
-            cached = read(path)
-            if cached.features == features.name and cached.n == len(images):
-                return cached, path
-    fresh = statistics(in_pieces(images, update), features)
-    try:
-        if path is not None:
-            write(path, fresh)
-    except OSError:
-        path = None
-    return fresh, path
+    path = folder and folder / f"fid-{key[:32]}.safetensors"
+
+    def read_same(path: Path) -> Statistics:
+        known = read(path)
+        if (known.features, known.n) != (features.name, len(images)):
+            raise CheckpointError(f"{path} is damaged: it holds statistics of other images")
+        return known
+
+    made = cached(path, read_same, lambda: statistics(in_pieces(images, update), features), write)
+    return made, path if path and path.is_file() else None
 
 
 def write(path: Path, s: Statistics) -> None:
@@ -131,6 +189,4 @@ def read(path: Path) -> Statistics:
 
 
 def _checksum(mean: np.ndarray, cov: np.ndarray) -> str:
-    digest = hashlib.sha256(mean.tobytes())
-    digest.update(cov.tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(mean.tobytes() + cov.tobytes()).hexdigest()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from lebm.modalities.base import Inputs, Modality
 from lebm.modalities.images import Images
-from lebm.modalities.table import Tables
 from lebm.modalities.text import Text
 
-MODALITIES: dict[str, Modality] = {m.name: m for m in (Images(), Text(), Tables(), Modality())}
+_all = (Images("image"), Text("text"), Modality("table"), Modality("other"))
+MODALITIES: dict[str, Modality] = {m.name: m for m in _all}
 
-__all__ = ["MODALITIES", "Images", "Inputs", "Modality", "Tables", "Text", "of"]
+__all__ = ["MODALITIES", "Images", "Inputs", "Modality", "Text", "of"]
 
 
 def of(name: str) -> Modality:

@@ -14,12 +14,14 @@ from torch import Tensor
 from lebm.core.errors import DataError, NotDefined, UserError
 from lebm.core.files import save_npz
 from lebm.core.pixels import as_tensor
-from lebm.core.progress import Progress
 from lebm.data import Batches, VariedBatches
 from lebm.data.arrays import is_array, read_array
 from lebm.generators.base import Generator
 
 VERBS = ("sample", "reconstruct", "interpolate")  # the commands that write rows
+Given = Sequence[str | Path]  # what a user named or wrote
+Target = Path | None  # where a result goes; None is the terminal
+Ends = tuple[Tensor, Tensor]  # two of (n, ...): where each of n paths begins, and where it ends
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,20 @@ class Inputs:
 class Modality:
     """Rows of numbers that are neither images nor text. The other modalities override what differs for them."""
 
-    name = "other"
     noun = "row"
     # Where a command may write, by its name; text may also go to the terminal.
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(VERBS, (".npz",))
     terminal = False
+    unvaried = Batches
     pictures = False  # whether rows can be shown as pictures, and `write_samples` takes a .png
     sample_options: tuple[str, ...] = ()  # the options of `Method.sample` that mean something here
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     # --- rows in ---------------------------------------------------------------------------------------------------
 
-    def read_inputs(
-        self, given: Sequence[str | Path], generator: Generator, progress: Progress | None = None
-    ) -> Inputs:
+    def read_inputs(self, given: Given, generator: Generator) -> Inputs:
         """The rows of one .npy or .npz file, checked against the generator."""
         if len(given) != 1 or not is_array(path := Path(given[0]).expanduser()):
             raise DataError(
@@ -66,26 +69,15 @@ class Modality:
         x = generator.as_input(data)
         return generator.to_storage(x) if torch.as_tensor(data).dtype == torch.uint8 else x
 
-    def batches(
-        self,
-        rows: Tensor,
-        batch: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        *,
-        flip: bool = False,
-        shift: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> Batches:
-        """Batches of stored rows for training."""
+    def batches(self, rows: Tensor, batch: int, seed: int, flip: bool = False, shift: int = 0, **where: Any) -> Batches:
+        """Batches of stored rows for training. where: `device`, and of several processes `rank` and `ranks`."""
         if flip or shift:
-            return VariedBatches(rows, batch, seed, device, rank, ranks, flip=flip, shift=shift)
-        return Batches(rows, batch, seed, device, rank, ranks)
+            return VariedBatches(rows, batch, seed, flip=flip, shift=shift, **where)
+        return self.unvaried(rows, batch, seed, **where)
 
     # --- rows out --------------------------------------------------------------------------------------------------
 
-    def check_target(self, verb: str, path: Path | None) -> None:
+    def check_target(self, verb: str, path: Target) -> None:
         """Raise, before any work, where a command's result cannot be written to this path."""
         endings = " or ".join(self.endings[verb])
         if path is None and not self.terminal:
@@ -100,34 +92,28 @@ class Modality:
             named = ", ".join(foreign)
             raise UserError(f"{named} does not go with a model of kind {self.name}; leave it out")
 
-    def write_samples(self, path: Path | None, x: Tensor, generator: Generator, columns: int | None = None) -> None:
+    def write_samples(self, path: Target, x: Tensor, generator: Generator, columns: int | None = None) -> None:
         """x, as `Method.sample` gives it, in a file."""
-        assert path is not None  # `check_target` has refused it
-        save_npz(path, x=x.numpy())
+        write_arrays(path, x=x)
 
     def write_reconstructions(
-        self, path: Path | None, inputs: Inputs, x_hat: Tensor, z: Tensor, log_px: Tensor, generator: Generator
+        self, path: Target, inputs: Inputs, x_hat: Tensor, z: Tensor, log_px: Tensor, generator: Generator
     ) -> str:
         """Rows and their reconstructions g(z), in a file; returns how good they are, in words.
 
         log_px: (n,), log p(x|z).
         """
         mse = (generator.from_storage(inputs.rows) - x_hat).square().flatten(1).mean(1)
-        self._write_pairs(path, inputs.rows, x_hat, z, mse, generator)
+        self.write_pairs(path, inputs.rows, x_hat, z=z, mse=mse)
         return f"mean squared error {float(mse.mean()):.4f} per number"
 
-    def _write_pairs(
-        self, path: Path | None, rows: Tensor, x_hat: Tensor, z: Tensor, mse: Tensor, generator: Generator
-    ) -> None:
-        assert path is not None
-        save_npz(path, x_hat=x_hat.numpy(), z=z.numpy(), mse=mse.numpy())
+    def write_pairs(self, path: Target, rows: Tensor, x_hat: Tensor, **numbers: Tensor) -> None:
+        """Rows (as they are stored) beside their reconstructions, and numbers of each, in a file."""
+        write_arrays(path, x_hat=x_hat, **numbers)
 
-    def write_paths(
-        self, path: Path | None, ends: tuple[Tensor, Tensor], x: Tensor, z: Tensor, generator: Generator
-    ) -> None:
-        """Paths between pairs of rows. ends: two of (n, ...); x: (n, points, ...); z: (n, points, nz)."""
-        assert path is not None
-        save_npz(path, x=x.numpy(), z=z.numpy())
+    def write_paths(self, path: Target, ends: Ends, x: Tensor, z: Tensor, generator: Generator) -> None:
+        """Paths between pairs of rows. x: (n, points, ...); z: (n, points, nz)."""
+        write_arrays(path, x=x, z=z)
 
     def lines(self, x: Tensor, generator: Generator) -> list[str]:
         """Every row as a line of text."""
@@ -149,3 +135,8 @@ class Modality:
     def saturation(self, x: Tensor) -> float | None:
         """The share of numbers at the limits of their range; None where there are no limits."""
         return None
+
+
+def write_arrays(path: Target, **arrays: Tensor) -> None:
+    assert path is not None  # `check_target` has refused it
+    save_npz(path, **{name: array.numpy() for name, array in arrays.items()})

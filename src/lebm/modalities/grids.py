@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lebm.core.errors import DataError, UserError
 from lebm.core.files import write_atomic
+from lebm.core.pixels import to_pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,11 +28,17 @@ BLUE = "#0072b2"
 def grid(pixels: Any, columns: int | None = None, scale: int | None = None, gutter: int = GUTTER) -> Image:
     """Images (n, c, h, w) in uint8 as a grid, row by row, each pixel enlarged to a square of `scale` a side."""
     tiles = _tiles(pixels)
-    columns = _columns(columns, len(tiles), default=math.ceil(math.sqrt(len(tiles))))
-    scale = _scale(scale, tiles, columns)
-    rows = _rows(tiles, columns)
-    pitch = tiles.shape[1] * scale + gutter
-    return _paste(rows, [i * pitch for i in range(len(rows))], columns, scale, gutter)
+    columns, scale = _layout(tiles, columns, scale, math.ceil(math.sqrt(len(tiles))))
+    return _sheet(_enlarged(tiles, scale), columns, gutter, gutter)
+
+
+def rows_of_images(*parts: Tensor) -> Image:
+    """A grid with one row for each row of the parts, which stand side by side.
+
+    A part: images (rows, c, h, w), or several in each row, (rows, n, c, h, w); floats in [-1, 1] or uint8.
+    """
+    sheet = torch.cat([to_pixels(p.unsqueeze(1) if p.ndim == 4 else p) for p in parts], 1)
+    return grid(sheet.flatten(0, 1), columns=sheet.shape[1])
 
 
 def pairs(originals: Any, reconstructions: Any, columns: int | None = None, scale: int | None = None) -> Image:
@@ -40,12 +49,9 @@ def pairs(originals: Any, reconstructions: Any, columns: int | None = None, scal
             "pairs takes as many reconstructions as originals, of one shape; "
             f"got {np.shape(originals)} and {np.shape(reconstructions)}"
         )
-    columns = _columns(columns, len(above), default=10)
-    scale = _scale(scale, above, columns)
-    rows = [row for pair in zip(_rows(above, columns), _rows(below, columns), strict=True) for row in pair]
-    side = above.shape[1] * scale
-    pitch = 2 * side + GUTTER + BETWEEN_PAIRS
-    return _paste(rows, [(i // 2) * pitch + (i % 2) * (side + GUTTER) for i in range(len(rows))], columns, scale)
+    columns, scale = _layout(above, columns, scale, 10)
+    above = np.pad(_enlarged(above, scale), ((0, 0), (0, GUTTER), (0, 0), (0, 0)))
+    return _sheet(np.concatenate([above, _enlarged(below, scale)], axis=1), columns, GUTTER, BETWEEN_PAIRS)
 
 
 def animation(frames: Any, steps: Sequence[int], milliseconds: int = 180) -> bytes:
@@ -95,32 +101,27 @@ def _tiles(pixels: Any) -> np.ndarray:
     return np.concatenate([array, opaque], axis=1).transpose(0, 2, 3, 1)
 
 
-def _columns(columns: int | None, n: int, default: int) -> int:
+def _layout(tiles: np.ndarray, columns: int | None, scale: int | None, default: int) -> tuple[int, int]:
+    """The number of columns and the scale that were asked for, or those that fit."""
     if columns is not None and columns < 1:
         raise UserError(f"columns is {columns}; a grid has at least 1")
-    return min(columns or default, n)
-
-
-def _scale(scale: int | None, tiles: np.ndarray, columns: int) -> int:
     if scale is not None and scale < 1:
         raise UserError(f"scale is {scale}; it must be a whole number, at least 1")
-    return scale or max(1, (WIDEST - (columns - 1) * GUTTER) // (columns * tiles.shape[2]))
+    columns = min(columns or default, len(tiles))
+    return columns, scale or max(1, (WIDEST - (columns - 1) * GUTTER) // (columns * tiles.shape[2]))
 
 
-def _rows(tiles: np.ndarray, columns: int) -> list[np.ndarray]:
-    return [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
+def _enlarged(tiles: np.ndarray, scale: int) -> np.ndarray:
+    return tiles.repeat(scale, 1).repeat(scale, 2)
 
 
-def _paste(rows: Sequence[np.ndarray], tops: Sequence[int], columns: int, scale: int, gutter: int = GUTTER) -> Image:
-    """Rows of tiles on a transparent canvas, the upper edge of row i at tops[i]."""
+def _sheet(tiles: np.ndarray, columns: int, right: int, below: int) -> Image:
+    """Tiles (n, h, w, c) in rows on a transparent canvas, with so many pixels between two columns and two rows."""
     from PIL import Image
 
-    _, h, w, c = rows[0].shape
-    h, w = h * scale, w * scale
-    canvas = np.zeros((tops[-1] + h, columns * (w + gutter) - gutter, c), np.uint8)
-    canvas[..., :-1] = 255  # white where a viewer ignores transparency
-    for top, row in zip(tops, rows, strict=True):
-        for i, tile in enumerate(row):
-            left = i * (w + gutter)
-            canvas[top : top + h, left : left + w] = tile.repeat(scale, 0).repeat(scale, 1)
-    return Image.fromarray(canvas)
+    cells = np.pad(tiles, ((0, -len(tiles) % columns), (0, below), (0, right), (0, 0)))
+    _, h, w, c = cells.shape
+    canvas = cells.reshape(-1, columns, h, w, c).swapaxes(1, 2).reshape(-1, columns * w, c)
+    canvas = canvas[: len(canvas) - below, : columns * w - right]
+    canvas[canvas[..., -1] == 0] = [255] * (c - 1) + [0]  # white where a viewer ignores transparency
+    return Image.fromarray(np.ascontiguousarray(canvas))

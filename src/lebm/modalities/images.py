@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from lebm.core.errors import DataError, UserError
@@ -15,7 +15,7 @@ from lebm.core.progress import Progress
 from lebm.data import arrays, pictures
 from lebm.generators.base import Generator
 from lebm.modalities import grids
-from lebm.modalities.base import VERBS, Inputs, Modality
+from lebm.modalities.base import VERBS, Ends, Given, Inputs, Modality, Target
 
 MOST_SHOWN = 10_000  # images in one picture
 MOST_PIXELS = 1024  # beyond, the Fréchet distance of raw pixels takes minutes to hours and says little
@@ -23,44 +23,35 @@ PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is publishe
 
 
 class Images(Modality):
-    name = "image"
     noun = "image"
     endings = dict.fromkeys(VERBS, (".png", ".npz"))
     pictures = True
 
-    def read_inputs(
-        self, given: Sequence[str | Path], generator: Generator, progress: Progress | None = None
-    ) -> Inputs:
+    def read_inputs(self, given: Given, generator: Generator) -> Inputs:
         """A folder of pictures, picture files, or one .npy or .npz file."""
-        return read_images([Path(p) for p in given], _shape(generator), progress)
+        return read_images([Path(p) for p in given], _shape(generator))
 
-    def write_samples(self, path: Path | None, x: Tensor, generator: Generator, columns: int | None = None) -> None:
+    def write_samples(self, path: Target, x: Tensor, generator: Generator, columns: int | None = None) -> None:
         """A grid (.png) or an array of floats in [-1, 1] (.npz)."""
-        if path is None or path.suffix.lower() != ".png":
+        if not _is_png(path):
             super().write_samples(path, x, generator)
         elif len(x) > MOST_SHOWN:
             raise UserError(f"{len(x)} images are too many for one picture; give at most {MOST_SHOWN}, or a .npz file")
         else:
-            grids.save(grids.grid(_pixels(x), columns), path)
+            grids.save(grids.grid(to_pixels(x), columns), path)
 
-    def _write_pairs(
-        self, path: Path | None, rows: Tensor, x_hat: Tensor, z: Tensor, mse: Tensor, generator: Generator
-    ) -> None:
-        if path is not None and path.suffix.lower() == ".png":
-            grids.save(grids.pairs(_pixels(rows), _pixels(x_hat)), path)
+    def write_pairs(self, path: Target, rows: Tensor, x_hat: Tensor, **numbers: Tensor) -> None:
+        if _is_png(path):
+            grids.save(grids.pairs(to_pixels(rows), to_pixels(x_hat)), path)
         else:
-            super()._write_pairs(path, rows, x_hat, z, mse, generator)
+            super().write_pairs(path, rows, x_hat, **numbers)
 
-    def write_paths(
-        self, path: Path | None, ends: tuple[Tensor, Tensor], x: Tensor, z: Tensor, generator: Generator
-    ) -> None:
+    def write_paths(self, path: Target, ends: Ends, x: Tensor, z: Tensor, generator: Generator) -> None:
         """One row of images a path, between the images that it joins (.png), or arrays (.npz)."""
-        if path is None or path.suffix.lower() != ".png":
+        if _is_png(path):
+            grids.save(grids.rows_of_images(ends[0], x, ends[1]), path)
+        else:
             super().write_paths(path, ends, x, z, generator)
-            return
-        a, b = (_pixels(end).unsqueeze(1) for end in ends)
-        sheet = torch.cat([a, _pixels(x), b], 1)
-        grids.save(grids.grid(sheet.flatten(0, 1), columns=sheet.shape[1]), path)
 
     def default_metrics(self, generator: Generator, data: str, inception: bool) -> list[str]:
         if data in PHOTOGRAPHS and inception:
@@ -78,12 +69,15 @@ def _shape(generator: Generator) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _pixels(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.uint8 else to_pixels(x)
+def _is_png(path: Target) -> TypeGuard[Path]:
+    return path is not None and path.suffix.lower() == ".png"
 
 
 def read_images(given: Sequence[Path], shape: tuple[int, int, int], progress: Progress | None = None) -> Inputs:
-    """Images (n, c, h, w), uint8 or (from float arrays) float32 in [-1, 1], and a name for each."""
+    """Images (n, c, h, w), uint8 or (from float arrays) float32 in [-1, 1], and a name for each.
+
+    The name of a picture is its path in its folder, or the file's name, or the whole path where names collide.
+    """
     paths = [path.expanduser() for path in given]
     if not paths:
         raise DataError("no input is given; name a folder, picture files, or one .npy or .npz file")
@@ -95,16 +89,9 @@ def read_images(given: Sequence[Path], shape: tuple[int, int, int], progress: Pr
             raise DataError(f"{len(paths)} inputs are given and one of them is an array file; give an array file alone")
         images = arrays.read_images(paths[0], shape)
         return Inputs(as_tensor(images), [f"{paths[0].name}[{i}]" for i in range(len(images))])
-    files, names = _pictures(paths)
+    found = [(p, path) for path in paths for p in (pictures.list_pictures(path) if path.is_dir() else [path])]
+    files = [p for p, _ in found]
+    names = [p.relative_to(path).as_posix() if p != path else p.name for p, path in found]
+    if len(set(names)) < len(names):
+        names = [p.as_posix() for p in files]
     return Inputs(as_tensor(pictures.decode_all(files, shape, progress)), names)
-
-
-def _pictures(paths: list[Path]) -> tuple[list[Path], list[str]]:
-    """Every picture and its name: its path in its folder, or the file's name, or the whole path where names collide."""
-    files: list[Path] = []
-    names: list[str] = []
-    for path in paths:
-        inside = pictures.list_pictures(path) if path.is_dir() else [path]
-        files += inside
-        names += [p.relative_to(path).as_posix() if path.is_dir() else path.name for p in inside]
-    return files, names if len(set(names)) == len(names) else [p.as_posix() for p in files]

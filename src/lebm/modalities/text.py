@@ -2,58 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from lebm.core.errors import DataError
 from lebm.core.files import save_csv, write_atomic
-from lebm.core.progress import Progress
-from lebm.core.words import UNKNOWN, from_sentences
-from lebm.data import Batches, SentenceBatches
-from lebm.data.text import read_sentences
+from lebm.core.words import Vocabulary, from_sentences
+from lebm.data import SentenceBatches
+from lebm.data.text import notes_on, read_sentences
 from lebm.generators.base import Generator
 from lebm.generators.text import TextGenerator
-from lebm.modalities.base import Inputs, Modality
+from lebm.modalities.base import Ends, Given, Inputs, Modality, Target
 
 
 class Text(Modality):
-    name = "text"
     noun = "sentence"
-    endings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "sample": (".txt",),
-        "reconstruct": (".csv",),
-        "interpolate": (".txt",),
-    }
+    endings: ClassVar = {"sample": (".txt",), "reconstruct": (".csv",), "interpolate": (".txt",)}
     terminal = True
     sample_options = ("temperature", "top_p", "beam")
+    unvaried = SentenceBatches
 
-    def read_inputs(
-        self, given: Sequence[str | Path], generator: Generator, progress: Progress | None = None
-    ) -> Inputs:
+    def read_inputs(self, given: Given, generator: Generator) -> Inputs:
         """The lines of files, and sentences as they are. A Path is a file; a str is one where it names one."""
-        g = _text(generator)
-        files = [Path(one) for one in given if isinstance(one, Path) or _is_file(one)]
-        spoken = [str(one) for one in given if not (isinstance(one, Path) or _is_file(one))]
+        g, spoken = _text(generator), [str(one) for one in given if not _is_file(one)]
         texts: list[str] = []
         names: list[str] = []
         notes: list[str] = []
-        for path in files:
-            lines = read_sentences(path)
-            texts += lines.sentences
-            names += [f"{path.name}:{i + 1}" for i in range(len(lines.sentences))]
-            if lines.empty:
-                notes.append(f"{lines.empty} empty lines of {path} were left out")
+        for path in (Path(one) for one in given if _is_file(one)):
+            sentences, empty = read_sentences(path)
+            texts += sentences
+            names += [f"{path.name}:{i + 1}" for i in range(len(sentences))]
+            notes += [f"{empty} empty lines of {path} were left out"] if empty else []
         texts, names = texts + spoken, names + [f"sentence {i + 1}" for i in range(len(spoken))]
         if not texts:
             raise DataError(
                 "no sentence is given; name a text file with --input, one sentence a line, or give sentences in quotes"
             )
         rows = g.as_input(texts)
-        return Inputs(rows, names, texts, notes + _notes(texts, rows, g.length))
+        return Inputs(rows, names, texts, notes + notes_on(texts, Vocabulary(g.facts()["vocabulary"]), g.length))
 
     def training_rows(self, data: Any, generator: Generator) -> Tensor:
         """A list of sentences, from which the generator takes its vocabulary, or rows of word numbers."""
@@ -65,28 +54,12 @@ class Text(Modality):
             return g.as_input(data)
         return super().training_rows(data, generator)
 
-    def batches(
-        self,
-        rows: Tensor,
-        batch: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        *,
-        flip: bool = False,
-        shift: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> Batches:
-        if flip or shift:  # which raises
-            return super().batches(rows, batch, seed, device, flip=flip, shift=shift, rank=rank, ranks=ranks)
-        return SentenceBatches(rows, batch, seed, device, rank, ranks)
-
-    def write_samples(self, path: Path | None, x: Tensor, generator: Generator, columns: int | None = None) -> None:
+    def write_samples(self, path: Target, x: Tensor, generator: Generator, columns: int | None = None) -> None:
         """A sentence a line, in a file or on the terminal."""
         _write(path, self.lines(x, generator))
 
     def write_reconstructions(
-        self, path: Path | None, inputs: Inputs, x_hat: Tensor, z: Tensor, log_px: Tensor, generator: Generator
+        self, path: Target, inputs: Inputs, x_hat: Tensor, z: Tensor, log_px: Tensor, generator: Generator
     ) -> str:
         """Each sentence with its reconstruction and -log p(x|z) (.csv), or the two on the terminal."""
         texts = self.lines(x_hat, generator)
@@ -98,9 +71,7 @@ class Text(Modality):
             save_csv(path, ["name", "sentence", "reconstruction", "nll"], rows)
         return f"-log p(x|z) {-float(log_px.mean()):.2f} nats a sentence"
 
-    def write_paths(
-        self, path: Path | None, ends: tuple[Tensor, Tensor], x: Tensor, z: Tensor, generator: Generator
-    ) -> None:
+    def write_paths(self, path: Target, ends: Ends, x: Tensor, z: Tensor, generator: Generator) -> None:
         """The sentences along each path, with an empty line between paths."""
         _write(path, "\n\n".join("\n".join(self.lines(one, generator)) for one in x).split("\n"))
 
@@ -121,26 +92,14 @@ def _text(generator: Generator) -> TextGenerator:
     return generator
 
 
-def _notes(texts: Sequence[str], rows: Tensor, length: int) -> list[str]:
-    notes, counts = [], [len(s.split()) for s in texts]
-    cut, unknown = sum(n > length for n in counts), int((rows == UNKNOWN).sum())
-    if cut:
-        notes.append(
-            f"{cut} of {len(texts)} sentences have more than generator.length = {length} words and were cut there"
-        )
-    if unknown:
-        notes.append(f"{unknown} of {sum(counts)} words are unknown to the model and are read as <unk>")
-    return notes
-
-
 def _is_file(given: str | Path) -> bool:
     try:
-        return Path(given).is_file()
+        return isinstance(given, Path) or Path(given).is_file()
     except (OSError, ValueError):  # too long for a name, or a name that cannot be
         return False
 
 
-def _write(path: Path | None, lines: Sequence[str]) -> None:
+def _write(path: Target, lines: Sequence[str]) -> None:
     if path is None:
         print("\n".join(lines))
     else:

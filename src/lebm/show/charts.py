@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from lebm.show.templates import is_number
+
 COLOURS = 6
+NETWORKS = ("prior", "generator", "encoder", "flow", "base")  # whose gradient norms the log holds
 POINTS = 200  # a curve with more points is shown as medians and ranges of so many groups
 
 Rows = Iterable[Mapping[str, Any]]
@@ -23,13 +25,13 @@ class Series:
     x: Sequence[float]
     y: Sequence[float]
     colour: int = 0
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of lines."""
+    """A chart of lines, or of dots."""
 
     title: str
     series: Sequence[Series]
@@ -39,42 +41,24 @@ class Chart:
     zero: bool = False  # whether the level 0 is marked
     mark: tuple[float, str] | None = None  # a vertical line and its label
     name: str = ""  # by which a page's script finds the chart
+    dots: bool = False
+    diagonal: bool = False  # whether both axes are one scale, and their diagonal is drawn
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One chart of the training log: which keys of its rows it shows, and what they are called."""
-
-    title: str
-    unit: str
-    lines: Mapping[str, str]
-    log: bool = False
-    zero: bool = False
-
-
-PANELS = (
-    Panel("gap  f_pos − f_neg", "nats", {"gap": "gap"}, zero=True),
-    Panel("f on both chains", "nats", {"f_pos": "f_pos", "f_neg": "f_neg"}),
-    Panel("reconstruction error", "squared error a pixel", {"mse": "mse"}),
-    Panel("nats a word", "nats a word", {"nll_word": "−log p(x|z)"}),
-    Panel("what z explains", "nats a sentence", {"z_gain": "nats lost with another z"}, zero=True),
-    Panel(
-        "gradient norm",
-        "norm",
-        {f"grad_{name}": name for name in ("prior", "generator", "encoder", "flow", "base")},
-        log=True,
+# The training log: every chart without its lines, the keys of the rows that are its lines, and what these are called.
+PANELS: Sequence[tuple[Chart, Mapping[str, str]]] = (
+    (Chart("gap  f_pos − f_neg", (), "update", "nats", zero=True), {"gap": "gap"}),
+    (Chart("f on both chains", (), "update", "nats"), {"f_pos": "f_pos", "f_neg": "f_neg"}),
+    (Chart("reconstruction error", (), "update", "squared error a pixel"), {"mse": "mse"}),
+    (Chart("nats a word", (), "update", "nats a word"), {"nll_word": "−log p(x|z)"}),
+    (Chart("what z explains", (), "update", "nats a sentence", zero=True), {"z_gain": "nats lost with another z"}),
+    (Chart("gradient norm", (), "update", "norm", log=True), {f"grad_{name}": name for name in NETWORKS}),
+    (
+        Chart("spread of proposals", (), "update", "standard deviation"),
+        {"q_spread_pos": "encoder's means", "q_std_pos": "encoder's draws for one x", "q_spread_neg": "flow's draws"},
     ),
-    Panel(
-        "spread of proposals",
-        "standard deviation",
-        {
-            "q_spread_pos": "encoder's means",
-            "q_std_pos": "encoder's draws for one x",
-            "q_spread_neg": "flow's draws",
-        },
-    ),
-    Panel("chain displacement", "a coordinate of z", {"disp_pos": "posterior", "disp_neg": "prior"}),
-    Panel("mean z²", "mean square", {"z_sq_pos": "posterior", "z_sq_neg": "prior"}),
+    (Chart("chain displacement", (), "update", "a coordinate of z"), {"disp_pos": "posterior", "disp_neg": "prior"}),
+    (Chart("mean z²", (), "update", "mean square"), {"z_sq_pos": "posterior", "z_sq_neg": "prior"}),
 )
 
 
@@ -82,33 +66,29 @@ def training(runs: Mapping[str, Rows]) -> list[Chart]:
     """The training logs of one or several runs by name, a chart for each panel that has numbers."""
     logs = {name: _in_order(rows) for name, rows in runs.items()}
     charts = []
-    for panel in PANELS:
-        series = [s for run, rows in logs.items() for s in _lines(panel, run, rows, len(logs) > 1)]
+    for chart, keys in PANELS:
+        series = [s for run, rows in logs.items() for s in _lines(chart, keys, run, rows, len(logs) > 1)]
         if series:
-            coloured = [replace(s, colour=i % COLOURS) for i, s in enumerate(series)]
-            charts.append(Chart(panel.title, coloured, "update", panel.unit, log=panel.log, zero=panel.zero))
+            charts.append(replace(chart, series=[replace(s, colour=i % COLOURS) for i, s in enumerate(series)]))
     return charts
 
 
 def _in_order(rows: Rows) -> list[Mapping[str, Any]]:
     """Rows with a step, in its order. A run that was resumed may have logged a step twice; the later row counts."""
-    latest = {int(row["step"]): row for row in rows if _finite(row.get("step"))}
+    latest = {int(row["step"]): row for row in rows if is_number(row.get("step"))}
     return [latest[step] for step in sorted(latest)]
 
 
-def _lines(panel: Panel, run: str, rows: Sequence[Mapping[str, Any]], several: bool) -> list[Series]:
-    series = []
-    for key, label in panel.lines.items():
-        points = [(r["step"], r[key]) for r in rows if _finite(r.get(key)) and (r[key] > 0 or not panel.log)]
-        if not points:
-            continue
-        x, low, y, high = (column.tolist() for column in thin(*np.array(points, dtype=np.float64).T))
-        if several:
-            series.append(Series(f"{run}, {label}" if len(panel.lines) > 1 else run, x, y))
-        else:
-            area = (low, high) if len(x) < len(points) else (None, None)
-            series.append(Series(label, x, y, 0, *area))
-    return series
+def _lines(
+    chart: Chart, keys: Mapping[str, str], run: str, rows: Sequence[Mapping[str, Any]], several: bool
+) -> Iterator[Series]:
+    for key, label in keys.items():
+        points = [(r["step"], r[key]) for r in rows if is_number(r.get(key)) and (r[key] > 0 or not chart.log)]
+        if points:
+            x, low, y, high = (column.tolist() for column in thin(*np.array(points, dtype=np.float64).T))
+            area = (low, high) if len(x) < len(points) and not several else ((), ())
+            name = label if not several else f"{run}, {label}" if len(keys) > 1 else run
+            yield Series(name, x, y, 0, *area)
 
 
 def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -120,8 +100,9 @@ def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return a[:, 0], a[:, 1], a[:, 2], a[:, 3]
 
 
-def energy(profile: Mapping[str, Any], trained: int | None = None, title: str = "Energy along the chains",
-           name: str = "") -> Chart:  # fmt: skip
+def energy(
+    profile: Mapping[str, Any], trained: int | None = None, title: str = "Energy along the chains", name: str = ""
+) -> Chart:
     """The energy −f(z) along prior chains, from `measure.chains.profile`.
 
     `trained` is the K0 of learning, marked where the chains run on beyond it.
@@ -134,7 +115,3 @@ def energy(profile: Mapping[str, Any], trained: int | None = None, title: str = 
     )
     mark = (float(trained), f"K₀ = {trained}") if trained and 0 < trained < last else None
     return Chart(title, series, "Langevin step", "energy −f(z)", mark=mark, name=name)
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

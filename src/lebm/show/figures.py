@@ -47,17 +47,15 @@ def training_curves(rows: Rows, columns: int = 3) -> Figure:
     return figure
 
 
-def energy_profile(profile: Any, trained: int | None = None) -> Figure:
-    """The energy −f(z) along prior chains, (steps + 1, chains), or its `measure.chains.profile`."""
+def energy_profile(energy: Any, trained: int | None = None) -> Figure:
+    """The energy −f(z) along prior chains, (steps + 1, chains)."""
     figure = Figure(figsize=(4.7, 3.2), layout="constrained")
-    draw(figure.subplots(), charts.energy(_profile(profile), trained, title=""))
+    draw(figure.subplots(), charts.energy(_profile(energy), trained, title=""))
     return figure
 
 
-def _profile(profile: Any) -> Mapping[str, Any]:
-    if isinstance(profile, Mapping):
-        return profile
-    array = np.asarray(profile.detach().cpu() if hasattr(profile, "detach") else profile, dtype=np.float64)
+def _profile(energy: Any) -> Mapping[str, Any]:
+    array = np.asarray(energy, dtype=np.float64)
     if array.ndim != 2 or 0 in array.shape:
         raise DataError(f"an energy profile has the shape (steps + 1, chains); got {array.shape}")
     return quantiles(np.where(np.isfinite(array), array, np.nan))
@@ -135,17 +133,14 @@ def _show(ax: Axes, sheet: Any, title: str) -> None:
 
 
 def draw(ax: Axes, chart: Chart) -> None:
-    """One chart of lines."""
-    areas = [s for s in chart.series if s.low is not None]
-    for i, s in enumerate(areas):
-        look: dict[str, Any] = {"color": COLOURS[s.colour], "alpha": 0.16 + 0.12 * i, "linewidth": 0}
-        if not len(s.y):  # an area with a line is named by its line
-            look["label"] = s.name
-        ax.fill_between(s.x, s.low, s.high, **look)  # type: ignore[arg-type]
+    """One chart of lines; those of dots are for a page alone."""
+    for i, s in enumerate(s for s in chart.series if len(s.low)):
+        name = None if len(s.y) else s.name  # an area with a line is named by its line
+        ax.fill_between(s.x, s.low, s.high, color=COLOURS[s.colour], alpha=0.16 + 0.12 * i, linewidth=0, label=name)
     for s in chart.series:
         if len(s.y):
-            point = {"marker": "o", "markersize": 4} if len(s.x) == 1 else {}
-            ax.plot(s.x, s.y, color=COLOURS[s.colour], linewidth=1.7, label=s.name, **point)  # type: ignore[arg-type]
+            dot = "o" if len(s.x) == 1 else None
+            ax.plot(s.x, s.y, color=COLOURS[s.colour], linewidth=1.7, label=s.name, marker=dot, markersize=4)
     if chart.zero:
         ax.axhline(0, color=INK, linewidth=1, alpha=0.5)
     if chart.mark:
@@ -153,21 +148,10 @@ def draw(ax: Axes, chart: Chart) -> None:
         ax.axvline(at, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         ax.text(at, 0.99, f"  {words}", transform=ax.get_xaxis_transform(), va="top", color=INK, fontsize=9)
     named = [chart.title, *(f"oooo{s.name}" for s in chart.series)]  # what stands above the chart, keys included
-    crowded = len(chart.series) > 1 and len("".join(named)) > 13 * _width(ax)
+    figure, cells = ax.get_figure(root=True), ax.get_gridspec()
+    assert figure and cells  # every chart stands in a layout
+    crowded = len(chart.series) > 1 and len("".join(named)) > 13 * (figure.get_figwidth() / cells.ncols - 0.5)
     _bare(ax, chart.title, pad=19 if crowded else 6)
-    _axes(ax, chart)
-    if len(chart.series) > 1:
-        _legend(ax)
-
-
-def _width(ax: Axes) -> float:
-    """About how many inches a chart of a regular layout is wide."""
-    place, figure = ax.get_subplotspec(), ax.get_figure(root=True)
-    columns = place.get_gridspec().ncols if place else 1
-    return (figure.get_figwidth() if figure else 4.0) / columns - 0.5
-
-
-def _axes(ax: Axes, chart: Chart) -> None:
     ax.grid(axis="y", color=INK, alpha=0.13, linewidth=0.8)
     if chart.log:
         ax.set_yscale("log")
@@ -179,6 +163,8 @@ def _axes(ax: Axes, chart: Chart) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / 1000:g}k" if abs(v) >= 10_000 else f"{v:g}"))
     ax.set_xlabel(chart.x_label, color=INK, fontsize=9)
     ax.set_ylabel(chart.y_label, color=INK, fontsize=9)
+    if len(chart.series) > 1:
+        _legend(ax)
 
 
 def _bare(ax: Axes, title: str, pad: float = 6) -> None:
@@ -205,10 +191,10 @@ def _legend(ax: Axes) -> None:
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a chart as .png or .svg, whole or not at all. The same chart gives the same bytes."""
     path = Path(path)
-    writers = {".png": png, ".svg": svg}
-    if path.suffix.lower() not in writers:
+    write = {".png": png, ".svg": svg}.get(path.suffix.lower())
+    if write is None:
         raise UserError(f"cannot save {path.name!r}: a chart is written as .png or .svg")
-    write_atomic(path, writers[path.suffix.lower()](figure))
+    write_atomic(path, write(figure))
     return path
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lebm.core.errors import DataError
 from lebm.core.files import write_atomic
 from lebm.core.pixels import to_pixels
-from lebm.modalities.grids import animation, grid, pairs, png, save
+from lebm.measure.result import read
+from lebm.modalities.grids import animation, grid, pairs, png, rows_of_images, save
 from lebm.sampler import SamplerSpec
 
 __all__ = [
@@ -30,19 +30,10 @@ def save_images(x: Any, path: str | Path, columns: int = 8) -> Path:
     return save(grid(to_pixels(x) if x.is_floating_point() else x, columns=columns), path)
 
 
-def rows_of_images(*parts: Tensor) -> Any:
-    """A grid with one row for each row of the parts, which stand side by side.
-
-    A part: images (rows, c, h, w), or several in each row, (rows, n, c, h, w); floats in [-1, 1] or uint8.
-    """
-    pixels = [to_pixels(p) if p.is_floating_point() else p for p in parts]
-    sheet = torch.cat([p.unsqueeze(1) if p.ndim == 4 else p for p in pixels], 1)
-    return grid(sheet.flatten(0, 1), columns=sheet.shape[1])
-
-
 def note(folder: str | Path, name: str, spec: SamplerSpec | None, samples: int = 1) -> None:
     """Record how the z of the picture or sentences called `name` were drawn; None forgets an older record."""
-    path, record = Path(folder) / PROVENANCE, _read(Path(folder))
+    path = Path(folder) / PROVENANCE
+    record = read(path)
     record.pop(name, None)
     if spec is not None:
         record[name] = {"sampler": spec.to_dict(), "samples": samples}
@@ -52,15 +43,7 @@ def note(folder: str | Path, name: str, spec: SamplerSpec | None, samples: int =
 def provenance(folder: str | Path, name: str) -> tuple[SamplerSpec, int] | None:
     """How the z of a picture were drawn and how many there were; None where no valid record says so."""
     try:
-        entry = _read(Path(folder))[name]
+        entry = read(Path(folder) / PROVENANCE)[name]
         return SamplerSpec.from_dict(entry["sampler"]), int(entry["samples"])
     except (KeyError, TypeError, ValueError, AttributeError, DataError):
         return None
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import shlex
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -20,7 +21,7 @@ def environment() -> Environment:
     env = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    env.filters |= {"show": show, "short": short}
+    env.filters.update(show=show, short=short, duration=duration, quote=shlex.quote)
     return env
 
 

@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +32,22 @@ def save(folder: Path, updates: int, tensors: Mapping[str, Tensor], state: Mappi
     if not target.exists():  # a folder under its final name is complete
         temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".tmp-"))
         try:
-            _write(temporary, updates, tensors, state)
+            content = pack(tensors, {"updates": updates})
+            file = {"name": TENSORS, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            write_synced(temporary / TENSORS, content)
+            write_synced(temporary / STATE, json.dumps({"updates": updates, **state, "file": file}, indent=1).encode())
+            sync(temporary)
             temporary.chmod(0o755)
             temporary.replace(target)
             sync(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    for old in saved_updates(folder)[:-KEEP]:
-        _remove(folder, old)
+    for old in saved_updates(folder)[:-KEEP]:  # renamed before it is removed: a kill in between leaves no half of one
+        doomed = folder / f".tmp-old-{old:08d}"
+        with suppress(OSError):
+            (folder / f"{old:08d}").replace(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
     return target
-
-
-def _write(folder: Path, updates: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    content = pack(tensors, {"updates": updates})
-    write_synced(folder / TENSORS, content)
-    file = {"name": TENSORS, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    write_synced(folder / STATE, json.dumps({"updates": updates, **state, "file": file}, indent=1).encode())
-    sync(folder)
-
-
-def _remove(folder: Path, updates: int) -> None:
-    """The folder is renamed before it is removed, so that a kill in between leaves no half of a checkpoint."""
-    doomed = folder / f".tmp-old-{updates:08d}"
-    try:
-        (folder / f"{updates:08d}").replace(doomed)
-    except OSError:
-        return
-    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def saved_updates(folder: Path) -> list[int]:
@@ -79,11 +69,11 @@ def load_latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None
     if not present:
         return None
     newest = folder / f"{present[-1]:08d}"
-    advice = "train again in another folder"
-    if len(present) > 1:
-        advice = f"delete {newest} to go on from update {present[-2]}"
+    advice = f"delete {newest} to go on from update {present[-2]}" if present[1:] else "train again in another folder"
     try:
-        state = _read_state(newest / STATE)
+        if (newest / STATE).stat().st_size > MAX_JSON:
+            raise ValueError("too large")
+        state: dict[str, Any] = json.loads((newest / STATE).read_text(encoding="utf-8"))
         expected = state["file"]["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"checkpoint {newest} is damaged: {STATE} is not readable; {advice}") from None
@@ -93,10 +83,3 @@ def load_latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None
     if not path.is_file() or sha256(path) != expected:
         raise CheckpointError(f"checkpoint {newest} is damaged: {TENSORS} does not match its checksum; {advice}")
     return load_tensors(path)[0], state
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > MAX_JSON:
-        raise ValueError("too large")
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return state

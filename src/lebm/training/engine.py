@@ -16,12 +16,8 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 def wanted(config: Config, device: torch.device) -> bool:
-    """Whether a faster engine should be tried; `lebm.fast` is imported only on CUDA."""
-    if device.type != "cuda":
-        return False
-    from lebm import fast
-
-    return fast.wanted(config, device)
+    """Whether a faster engine should be tried."""
+    return config.engine == "auto" and device.type == "cuda"
 
 
 def choose(

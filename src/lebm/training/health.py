@@ -16,9 +16,8 @@ ROWS = 500  # training rows behind the number of active units
 
 def fetch(values: Mapping[str, Tensor]) -> dict[str, float]:
     """0-d tensors as numbers, fetched from the device at once."""
-    if not values:
-        return {}
-    return dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist(), strict=True))
+    numbers = torch.stack([v.double() for v in values.values()]).tolist() if values else []
+    return dict(zip(values, numbers, strict=True))
 
 
 @torch.no_grad()
@@ -46,9 +45,8 @@ def exploded(weights: Mapping[str, float]) -> str | None:
     """What is wrong with the largest weight of each network, with advice; None where they are sane."""
     for name, value in weights.items():
         if not value <= MAX_WEIGHT:
-            return (
-                f"the largest weight of the {name} is {value:.4g}; lower optimizers.{name}.rate, or set training.clip"
-            )
+            advice = f"lower optimizers.{name}.rate, or set training.clip"
+            return f"the largest weight of the {name} is {value:.4g}; {advice}"
     return None
 
 

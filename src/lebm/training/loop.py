@@ -2,48 +2,76 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lebm.core.errors import Diverged, Interrupted
-from lebm.core.progress import SILENT, Reporter
+from lebm.core.progress import Reporter
 from lebm.core.progress import Update as Show
 from lebm.data import HANDED_IN, Batches
 from lebm.method import Method
 from lebm.run import Run
 from lebm.training import checkpoint, engine, health
-from lebm.training.log import Log
 from lebm.training.stages import Stages
 from lebm.training.state import TrainingState
 
 
+class Log:
+    """Appends rows to log.jsonl and the same numbers to TensorBoard. Rows after `resumed_at` are cut off."""
+
+    def __init__(self, run: Run, resumed_at: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
+
+        rows = [row for row in run.rows() if isinstance(row.get("step"), int) and row["step"] <= resumed_at]
+        temporary = run.path / ".tmp-log.jsonl"
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        temporary.replace(run.log_file)
+        self._file = open(run.log_file, "a", encoding="utf-8")
+        self._board = SummaryWriter(str(run.path), purge_step=resumed_at + 1 if resumed_at else None)
+
+    def row(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float):
+                self._board.add_scalar(key, value, row["step"])
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # on a full disk each of these may fail; the others are done nevertheless
+            stack.callback(self._board.close)
+            stack.callback(self._file.close)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+@dataclass
 class Loop:
     """Updates until the configured number, the time limit, a signal or divergence. A good checkpoint always remains."""
 
-    def __init__(
-        self,
-        state: TrainingState,
-        stages: Stages,
-        batches: Batches,
-        run: Run | None = None,
-        *,
-        max_seconds: float | None = None,
-        reporter: Reporter = SILENT,
-        data_dir: str | Path | None = None,
-        on_epoch: Callable[[int, Method], None] | None = None,
-    ) -> None:
-        self.state, self.stages, self.batches, self.folder = state, stages, batches, run
-        self.max_seconds, self.reporter, self.data_dir, self.on_epoch = max_seconds, reporter, data_dir, on_epoch
-        self.config, self.total = state.config.training, state.config.training.updates
-        self.log = Log(run.path, state.updates) if run else None
-        self.warned: set[str] = set()
-        self._update: engine.Update | None = None
+    state: TrainingState
+    stages: Stages
+    batches: Batches
+    folder: Run | None
+    max_seconds: float | None
+    reporter: Reporter
+    data_dir: str | Path | None
+    on_epoch: Callable[[int, Method], None] | None
+    warned: set[str] = field(default_factory=set)
+    _update: engine.Update | None = None
+
+    def __post_init__(self) -> None:
+        self.config, self.total = self.state.config.training, self.state.config.training.updates
+        self.log = Log(self.folder, self.state.updates) if self.folder else None
 
     def run(self) -> None:
         state = self.state
@@ -66,12 +94,17 @@ class Loop:
 
     def _learn(self, stop: Mapping[str, int], show: Show) -> None:
         state, config = self.state, self.config
-        clock = _Clock(state)
-        self._note_stages()
-        while state.updates < self.total:
+        clock, begin = _Clock(state), time.monotonic()
+        if config.stages and config.stages[-1].until >= self.total > state.updates:
+            self.reporter.say(
+                f"note: training.stages last to update {config.stages[-1].until} and this run ends after {self.total}: "
+                "the plain configuration is never learned with"
+            )
+        last = False
+        while state.updates < self.total and not last:
             epoch = self.batches.epoch(state.updates)
             self._update_once(epoch)
-            late = self.max_seconds is not None and clock.passed() > self.max_seconds
+            late = self.max_seconds is not None and time.monotonic() - begin > self.max_seconds
             last = late or bool(stop) or state.updates == self.total
             checkpoint_now = last or state.updates % config.checkpoint_every == 0
             if checkpoint_now or state.updates % config.log_every == 0:
@@ -81,12 +114,10 @@ class Loop:
                 show(state.updates, self.total, note=_note(row))
             state.method.between_updates(state.updates)  # after the log, which is of what this update used
             self._end_of_epoch()
+            if state.updates == self.total:
+                self._finish()
             if checkpoint_now:
-                if state.updates == self.total:
-                    self._finish()
                 self._save()
-            if last:
-                break
 
     def _update_once(self, epoch: int) -> None:
         state, stages = self.state, self.stages
@@ -128,41 +159,31 @@ class Loop:
 
     def _inspect(self, row: dict[str, Any], weights_too: bool) -> None:
         """Log the row, stop where learning has diverged, and warn once of everything else that is not healthy."""
-        method = self.state.method
-        checks, judged = method.checks(), {**row, "batch": self.batches.batch}
-        fatal = (check.test(judged) for check in checks if check.fatal)
-        trouble = next((words for words in fatal if words), None)
+        checks, judged = self.state.method.checks(), {**row, "batch": self.batches.batch}
+        trouble = next((words for check in checks if check.fatal and (words := check.test(judged))), None)
         if trouble is None and weights_too:
-            trouble = health.exploded(health.largest_weights(method))
-        if self.log:
-            self.log.row({k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
+            trouble = health.exploded(health.largest_weights(self.state.method))
+        self.note(**{k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
         if trouble:
-            self._stop(trouble)
+            self.note(warning=f"diverged: {trouble}")
+            run, saved = self.folder, ""
+            if run and (good := checkpoint.saved_updates(run.checkpoints)):
+                saved = f"; the last good checkpoint is update {good[-1]} in {run.path}"
+            raise Diverged(f"diverged at update {self.state.updates}: {trouble}{saved}")
         for check in checks:
-            if check.name not in self.warned and not check.fatal and (words := check.test(judged)):
+            if not check.fatal and check.name not in self.warned and (words := check.test(judged)):
                 self.warned.add(check.name)
                 self.warn(words)
 
-    def _stop(self, trouble: str) -> None:
-        if self.log:
-            self.log.row({"step": self.state.updates, "warning": f"diverged: {trouble}"})
-        good = checkpoint.saved_updates(self.folder.checkpoints) if self.folder else []
-        saved = f"; the last good checkpoint is update {good[-1]} in {self.folder.path}" if self.folder and good else ""
-        raise Diverged(f"diverged at update {self.state.updates}: {trouble}{saved}")
-
     def warn(self, words: str) -> None:
         """To the person, and in the log, where the report looks for it."""
-        if self.log:
-            self.log.row({"step": self.state.updates, "warning": words})
+        self.note(warning=words)
         self.reporter.say(f"warning at update {self.state.updates}: {words}")
 
-    def _note_stages(self) -> None:
-        stages = self.config.stages
-        if stages and stages[-1].until >= self.total > self.state.updates:
-            self.reporter.say(
-                f"note: training.stages last to update {stages[-1].until} and this run ends after {self.total}: "
-                "the plain configuration is never learned with"
-            )
+    def note(self, **row: Any) -> None:
+        """A row of the log, where there is one."""
+        if self.log:
+            self.log.row({"step": self.state.updates, **row})
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:
@@ -177,19 +198,14 @@ class _Clock:
     """Seconds of learning, in all and since the last row."""
 
     def __init__(self, state: TrainingState) -> None:
-        self.state, self.before, self.begin = state, state.seconds, time.monotonic()
-        self.marked = (self.begin, state.updates)
-
-    def passed(self) -> float:
-        return time.monotonic() - self.begin
+        self.state, self.zero = state, time.monotonic() - state.seconds
+        self.marked = (state.seconds, state.updates)
 
     def read(self) -> dict[str, float]:
         """How fast learning goes, and how long it has taken; the state takes the latter along."""
-        now, (then, updates) = time.monotonic(), self.marked
-        self.marked = (now, self.state.updates)
-        self.state.seconds = self.before + now - self.begin
-        speed = (self.state.updates - updates) / max(now - then, 1e-9)
-        return {"updates_per_second": speed, "seconds": round(self.state.seconds, 3)}
+        (then, before), now, updates = self.marked, time.monotonic() - self.zero, self.state.updates
+        self.marked, self.state.seconds = (now, updates), now
+        return {"updates_per_second": (updates - before) / max(now - then, 1e-9), "seconds": round(now, 3)}
 
 
 def _note(row: Mapping[str, Any]) -> str:
@@ -209,12 +225,9 @@ def stop_on_signals() -> Iterator[dict[str, int]]:
             raise KeyboardInterrupt
         flag["signum"] = signum
 
-    previous = {}
-    try:
-        for s in (signal.SIGINT, signal.SIGTERM):
-            previous[s] = signal.signal(s, note)
-    except ValueError:  # not the main thread: the caller's signals stay as they are
-        pass
+    # Outside the main thread the caller's signals stay as they are.
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    previous = {s: signal.signal(s, note) for s in signals}
     try:
         yield flag
     finally:

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lebm.config import Config, Stage
-from lebm.config.build import apply_stage
+from lebm.config import Config
 from lebm.core.errors import ConfigError
 from lebm.core.lookup import did_you_mean
 from lebm.method import Method
@@ -22,27 +21,23 @@ class Stages:
         self.config, self.method, self.optimizers = config, method, optimizers
         self.current = config  # the configuration in force
         self.moving = dict(optimizers)  # the optimisers of the networks that move now
-        self._stage: Stage | None = None
-        self._entered = False
+        self._passed: int | None = None  # how many stages are over
         self._epoch: int | None = None  # the epoch whose rates are set
         self._plain = {name: float(t) for name, t in method.coefficients().items()}
         self._values = dict(self._plain)  # what the coefficients are now
         for i, stage in enumerate(config.training.stages):
-            for name in stage.coefficients:
-                if name not in self._plain:
-                    valid = ", ".join(self._plain) or "none"
-                    raise ConfigError(
-                        f"training.stages[{i}].coefficients names {name!r}{did_you_mean(name, self._plain)}; "
-                        f"the method {config.method.kind} has {valid}"
-                    )
+            for name in (n for n in stage.coefficients if n not in self._plain):
+                hint, valid = did_you_mean(name, self._plain), ", ".join(self._plain) or "none"
+                what = f"names {name!r}{hint}; the method {config.method.kind} has {valid}"
+                raise ConfigError(f"training.stages[{i}].coefficients {what}")
 
     def enter(self, updates: int) -> bool:
         """Take up the stage that applies after so many updates; returns whether it differs from the one before."""
-        stage = self.config.stage_at(updates)
-        if self._entered and stage is self._stage:
+        passed = sum(stage.until <= updates for stage in self.config.training.stages)
+        if passed == self._passed:
             return False
-        self._stage, self._entered, self._epoch = stage, True, None
-        self.current = self.config.at(updates)
+        self._passed, self._epoch, self.current = passed, None, self.config.at(updates)
+        stage = self.config.stage_at(updates)
         names = self.optimizers if stage is None or stage.networks is None else stage.networks
         self.moving = {name: self.optimizers[name] for name in names}
         for p in self.method.parameters():
@@ -74,15 +69,15 @@ class Stages:
         self._apply(self.config, self._plain)
 
     def _apply(self, config: Config, values: Mapping[str, float]) -> None:
-        apply_stage(self.method, config)
+        config.method.apply(self.method)
         self._fill(values)
 
     def _at(self, updates: int) -> dict[str, float]:
         """The value of every coefficient after so many updates."""
-        if self._stage is None:
-            return self._plain
+        stage = self.config.stage_at(updates)
         begin = max((s.until for s in self.config.training.stages if s.until <= updates), default=0)
-        return self._plain | {name: s.at(updates - begin) for name, s in self._stage.coefficients.items()}
+        moved = stage.coefficients if stage else {}
+        return self._plain | {name: s.at(updates - begin) for name, s in moved.items()}
 
     @torch.no_grad()
     def _fill(self, values: Mapping[str, float]) -> None:

@@ -17,11 +17,14 @@ from lebm.run import Run, load
 NOT_SHAPING = ("objective", "memory", "l2")  # how a network learns, not what it is
 
 
-def take_over(method: Method, source: str) -> tuple[list[str], dict[str, Any]]:
+def take_over(method: Method, config: Config, model: nn.Module | None) -> tuple[list[str], dict[str, Any]]:
     """Start with another run's generator, and with those of its other networks that are configured alike.
 
     Returns the names of those that begin anew, and where the others come from: its name, and all updates behind them.
     """
+    source = str(config.training.start_from)
+    if isinstance(model, Method):
+        raise ConfigError(f"training.start_from is {source} and a model was handed in; give one of the two")
     try:
         old = _load_like(method, source)
     except CheckpointError as e:
@@ -32,9 +35,8 @@ def take_over(method: Method, source: str) -> tuple[list[str], dict[str, Any]]:
     _check_generators(method, old, source)
     theirs, new = old.parts(), []
     for name, ours in method.parts().items():
-        alike = name in theirs and all(
-            _shaping(method.config, s) == _shaping(old.config, s) for s in method.config.method.SECTIONS.get(name, ())
-        )
+        sections = config.method.SECTIONS.get(name, ())
+        alike = name in theirs and all(_shaping(config, s) == _shaping(old.config, s) for s in sections)
         if alike and _shapes(ours) == _shapes(theirs[name]):
             ours.load_state_dict(theirs[name].state_dict())
         else:
@@ -54,24 +56,15 @@ def _load_like(method: Method, source: str) -> Method:
 
 
 def _check_generators(method: Method, old: Method, source: str) -> None:
-    ours, its = method.config, old.config
-    if ours.generator.kind != its.generator.kind:
-        raise ConfigError(
-            f"training.start_from is {source}, a model with generator.kind {its.generator.kind}; "
-            f"this run has generator.kind {ours.generator.kind}"
-        )
-    mine, theirs = ({"nz": c.nz} | _section(c, "generator") for c in (ours, its))
-    for key, value in mine.items():
-        if value != theirs[key]:
-            raise ConfigError(
-                f"training.start_from is {source}, which has {key} = {theirs[key]}; "
-                f"this run has {value}: make them equal"
-            )
+    ours, its = ({"nz": c.nz} | _section(c, "generator") for c in (method.config, old.config))
+    begin, kind = f"training.start_from is {source},", "generator.kind"
+    if ours[kind] != its[kind]:
+        raise ConfigError(f"{begin} a model with {kind} {its[kind]}; this run has {kind} {ours[kind]}")
+    for key, value in ours.items():
+        if value != its[key]:
+            raise ConfigError(f"{begin} which has {key} = {its[key]}; this run has {value}: make them equal")
     if method.generator.facts() != old.generator.facts():
-        raise ConfigError(
-            f"training.start_from is {source}, which was learned with another vocabulary; "
-            "start from a run on the same text"
-        )
+        raise ConfigError(f"{begin} which was learned with another vocabulary; start from a run on the same text")
 
 
 def _section(config: Config, section: str) -> dict[str, Any]:

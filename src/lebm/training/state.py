@@ -29,6 +29,14 @@ def averaged_parameters(method: Method) -> dict[str, nn.Parameter]:
     return {name: p for name, p in method.named_parameters() if id(p) in ours}
 
 
+@torch.no_grad()
+def set_weights(method: Method, weights: Mapping[str, Tensor]) -> None:
+    """Copy values into the parameters of these names."""
+    parameters = dict(method.named_parameters())
+    for name, value in weights.items():
+        parameters[name].copy_(value)
+
+
 def stream_name(name: str) -> str:
     """The name of a random stream; it differs between several processes."""
     return name if world_size() == 1 else f"{name}/rank-{rank()}"
@@ -41,8 +49,8 @@ class TrainingState:
         self.config, self.method = config, method
         self.optimizers = make_optimizers(method, config, capturable)
         self.rng = stream(config.seed, stream_name("chain"), device)
-        weights = averaged_parameters(method) if config.training.ema else {}
-        self.ema = {name: p.detach().clone() for name, p in weights.items()}
+        self._weights = averaged_parameters(method) if config.training.ema else {}
+        self.ema = {name: p.detach().clone() for name, p in self._weights.items()}
         self.updates, self.seconds = 0, 0.0
 
     # --- the average of the weights -------------------------------------------------------------------------------
@@ -51,35 +59,24 @@ class TrainingState:
     def average(self) -> None:
         """One update of the running average."""
         if self.ema:
-            weights: list[Tensor] = list(averaged_parameters(self.method).values())
+            weights: list[Tensor] = list(self._weights.values())
             torch._foreach_lerp_(list(self.ema.values()), weights, 1 - self.config.training.ema)
 
     @contextmanager
     def averaged(self) -> Iterator[Method]:
         """Inside, the method has the averaged weights, where there are any."""
-        before = {name: p.detach().clone() for name, p in averaged_parameters(self.method).items()} if self.ema else {}
-        self.use_average()
+        before = {name: p.detach().clone() for name, p in self._weights.items()}
+        set_weights(self.method, self.ema)
         try:
             yield self.method
         finally:
-            self._copy(before)
-
-    def use_average(self) -> None:
-        """Give the method the averaged weights, where there are any."""
-        self._copy(self.ema)
-
-    @torch.no_grad()
-    def _copy(self, weights: Mapping[str, Tensor]) -> None:
-        parameters = averaged_parameters(self.method) if weights else {}
-        for name, t in weights.items():
-            parameters[name].copy_(t)
+            set_weights(self.method, before)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
     def save(self, run: Run) -> None:
         """A checkpoint to go on from, and the model for use, with the averaged weights."""
-        config, facts = self.config.to_dict(), self.facts()
-        note = {"seconds": self.seconds, "lebm": __version__, "config": config, "facts": facts}
+        note = {"seconds": self.seconds, "lebm": __version__, "config": self.config.to_dict(), "facts": self.facts()}
         checkpoint.save(run.checkpoints, self.updates, self.tensors(), note)
         note = {"updates": self.updates, "lebm": __version__}
         save(self.method, run.model_file, note, tensors={**self.method.state_dict(), **self.ema})
@@ -108,10 +105,9 @@ class TrainingState:
             for name, t in self.ema.items():
                 t.copy_(tensors[f"ema.{name}"])
             self.rng.set_state(tensors["rng.chain"])
-            if state.get("facts", self.facts()) != self.facts():
-                raise ValueError(
-                    "the data has changed: its vocabulary, or what else the generator knows of it, is another"
-                )
+            if state["facts"] != self.facts():
+                what = "its vocabulary, or what else the generator knows of it, is another"
+                raise ValueError(f"the data has changed: {what}")
             self.updates, self.seconds = int(state["updates"]), float(state["seconds"])
         except (KeyError, RuntimeError, TypeError, ValueError) as e:
             raise CheckpointError(
@@ -125,17 +121,15 @@ class TrainingState:
             if any(v.shape not in (p.shape, torch.Size()) for v in mine.values()):
                 raise ValueError(f"the moments of {name} have another shape than it")
             if mine:
-                group = optimizer.param_groups[0]
-                count = p.device if group.get("capturable") or group.get("fused") else "cpu"
+                count = p.device if any(optimizer.defaults.get(key) for key in ("capturable", "fused")) else "cpu"
                 optimizer.state[p] = {k: v.to(count if k == "step" else p.device) for k, v in mine.items()}
 
     def _with_optimizers(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
         """Every parameter that has an optimiser, with its name."""
-        names = {p: name for name, p in self.method.named_parameters()}
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    yield names[p], p, optimizer
+        networks, names = self.method.networks(), {p: name for name, p in self.method.named_parameters()}
+        for network, optimizer in self.optimizers.items():
+            for p in networks[network].parameters():
+                yield names[p], p, optimizer
 
     def facts(self) -> str:
         """A hash of what the generator knows of the data: a run goes on with the same vocabulary, or not at all."""

@@ -23,12 +23,12 @@ from lebm.core.progress import SILENT, Reporter
 from lebm.data import HANDED_IN, Batches
 from lebm.generators import WrappedGenerator
 from lebm.method import Method
-from lebm.run import Run, check_run, exclusive
+from lebm.run import check_run, exclusive
 from lebm.training import checkpoint, engine
 from lebm.training.loop import Loop
 from lebm.training.stages import Stages
 from lebm.training.start_from import take_over
-from lebm.training.state import TrainingState
+from lebm.training.state import TrainingState, set_weights
 
 
 def train(
@@ -65,24 +65,25 @@ def train(
     method = make_method(config, model).to(where)
     rows = training_rows(config, method, data, data_dir, reporter)
     check_generator(method, config.nz, rows)
-    begun = _start_from(config, method, model) if fresh and config.training.start_from else None
+    new, start = take_over(method, config, model) if fresh and config.training.start_from else ([], None)
     state = TrainingState(config, method, where, capturable=engine.wanted(config, where))
     stages = Stages(config, method, state.optimizers)
     batches = make_batches(config, method, rows, where)
     flops = method.generator.flops(config.training.batch)
     # A mistake that is found above leaves nothing behind; only now is the folder made.
     with exclusive(folder) if folder else nullcontext(), fitting_threads(flops, where):
-        _open(folder, state, config)
-        loop = Loop(
-            state, stages, batches, folder,
-            max_seconds=max_seconds, reporter=reporter, data_dir=data_dir, on_epoch=on_epoch,
-        )  # fmt: skip
-        if begun:
-            _report_start(loop, str(config.training.start_from), *begun)
+        if folder:
+            state.resume_from(folder)
+            folder.put(config)
+        loop = Loop(state, stages, batches, folder, max_seconds, reporter, data_dir, on_epoch)
+        if start:
+            loop.note(start=start)  # where evaluations and reports look for it
+        if new:
+            loop.warn(f"not like those of {config.training.start_from}, and so begun anew: {', '.join(new)}")
         loop.run()
     if method is model and state.ema:  # a model that was handed in goes on to have the weights themselves
-        state.method = method = copy.deepcopy(method)
-    state.use_average()
+        method = copy.deepcopy(method)
+    set_weights(method, state.ema)
     method.updates = state.updates
     return method.eval()
 
@@ -104,9 +105,7 @@ def make_method(config: Config, model: nn.Module | None) -> Method:
     return model
 
 
-def training_rows(
-    config: Config, method: Method, data: Any, data_dir: str | Path | None, reporter: Reporter = SILENT
-) -> Tensor:
+def training_rows(config: Config, method: Method, data: Any, data_dir: str | Path | None, reporter: Reporter) -> Tensor:
     """The rows that were handed in, or those that the configuration names, as they are stored."""
     generator = method.generator
     if data is not None:
@@ -140,34 +139,6 @@ def check_generator(method: Method, nz: int, rows: Tensor) -> None:
 
 def make_batches(config: Config, method: Method, rows: Tensor, device: torch.device) -> Batches:
     """Batches of stored rows as the configuration asks for them, this process's part of each."""
-    return modalities.of(method.generator.modality).batches(
-        rows,
-        config.training.batch,
-        config.seed,
-        device,
-        flip=config.data.flip,
-        shift=config.data.shift,
-        rank=rank(),
-        ranks=world_size(),
-    )
-
-
-def _start_from(config: Config, method: Method, model: nn.Module | None) -> tuple[list[str], dict[str, Any]]:
-    source = str(config.training.start_from)
-    if isinstance(model, Method):
-        raise ConfigError(f"training.start_from is {source} and a model was handed in; give one of the two")
-    return take_over(method, source)
-
-
-def _open(folder: Run | None, state: TrainingState, config: Config) -> None:
-    if folder is not None:
-        state.resume_from(folder)
-        folder.put(config)
-
-
-def _report_start(loop: Loop, source: str, new: list[str], start: dict[str, Any]) -> None:
-    """In the log, where evaluations and reports look for it; and what could not be taken over."""
-    if loop.log:
-        loop.log.row({"step": 0, "start": start})
-    if new:
-        loop.warn(f"not like those of {source}, and so begun anew: {', '.join(new)}")
+    modality, data = modalities.of(method.generator.modality), config.data
+    where = {"device": device, "rank": rank(), "ranks": world_size()}
+    return modality.batches(rows, config.training.batch, config.seed, data.flip, data.shift, **where)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,16 @@ from torch import Tensor
 
 from lebm.core.errors import DataError, UserError
 from lebm.core.pixels import as_tensor, to_pixels, to_x
-from lebm.data.pictures import decode_bytes
+from lebm.data.pictures import decode
 from lebm.measure.analysis import Subject
 from lebm.measure.chains import prior_chains, profile, trace
 from lebm.method import Method
 from lebm.show import pictures
-from lebm.show.templates import data_uri
+from lebm.show.templates import data_uri, is_number
 
 FRAMES, DIRECTIONS, ANCHORS, DOTS, SCORED = 20, 8, 8, 400, 64
-MOST = {"k": 5000, "n": 32, "seed": 2**31, "frames": FRAMES}
+# What the page may ask of chains: lowest and highest, whole numbers where these are whole.
+LIMITS = {"k": (0, 5000), "n": (1, 32), "seed": (0, 2**31), "frames": (1, FRAMES), "step_size": (0.001, 2.0)}
 
 
 class Lab:
@@ -30,6 +33,7 @@ class Lab:
     def __init__(self, subject: Subject) -> None:
         subject.images_only("the explorer's pictures")
         self.subject, self.method = subject, subject.method
+        self.report = subject.run.path / "report.html"
         self._prior = prior_chains(self.method).prior
         self._lock = threading.Lock()
         z = torch.cat(list(self.method.sample_z(DOTS))).cpu()
@@ -38,8 +42,6 @@ class Lab:
         self._plane, self._dots = axes[:2], z
         self._spread = z.std(0).mean()
         self._directions = strongest(self.method, z[:ANCHORS])
-        self._scores: np.ndarray | None = None
-        self._scored = ""
 
     def info(self) -> dict[str, Any]:
         """What the page needs to draw itself."""
@@ -54,15 +56,14 @@ class Lab:
             "posterior": posterior.in_words(),
             "directions": len(self._directions),
             "map": self._place(self._dots),
-            "most": MOST["k"],
+            "most": LIMITS["k"][1],
             "frames": FRAMES,
-            "report": (self.subject.run.path / "report.html").is_file(),
+            "report": self.report.is_file(),
         }
 
     def chain(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Chains of K steps (none: the starts alone): frames as one sheet, energies, places on the map, the last z."""
-        k, n, seed, frames = (_whole(asked, key, low) for key, low in (("k", 0), ("n", 1), ("seed", 0), ("frames", 1)))
-        s = _number(asked, "step_size", 0.001, 2.0)
+        k, n, seed, frames, s = (_number(asked, key) for key in LIMITS)
         with self._lock:
             t = trace(self.method, k, max(1, math.ceil(k / frames)), n, seed, s)
             z = t.z.cpu()
@@ -74,7 +75,7 @@ class Lab:
             "sheet": _png(pixels, n),
             "energy": np.round(t.energy[t.steps, :n], 3).tolist(),
             "profile": profile(t.energy, 150),
-            "z": [_short(row) for row in z[-1]],
+            "z": _short(z[-1]),
             "trail": [self._place(frame) for frame in z],
         }
 
@@ -89,9 +90,9 @@ class Lab:
     def image(self, data: bytes) -> dict[str, Any]:
         """An uploaded picture: what the model is given, its reconstruction, how strange it is, and where it lies."""
         channels, height, width = self.method.generator.shape or ()
-        pixels = as_tensor(decode_bytes(data, "the picture", (channels, height, width))).unsqueeze(0)
+        pixels = as_tensor(decode(io.BytesIO(data), (channels, height, width), "the picture")).unsqueeze(0)
         x = to_x(pixels)
-        scores = self.reference()
+        scores, scored = self.reference()
         with self._lock:
             z = self.method.encode(x)
             x_hat = self.method.decode(z).cpu()
@@ -102,20 +103,22 @@ class Lab:
                 "mse": float((x - x_hat).square().mean()),
                 "score": score,
                 "stranger_than": float((scores < score).mean()),
-                "against": f"{len(scores)} {self._scored}",
+                "against": f"{len(scores)} {scored}",
                 **self._facts(z[0]),
             }
 
-    def reference(self) -> np.ndarray:
+    def reference(self) -> tuple[np.ndarray, str]:
         """Scores of test images, or of the model's own samples where the data is not here; computed once."""
         with self._lock:
-            if self._scores is None:
-                try:
-                    x, self._scored = self.subject.splits.test[:SCORED], "test images"
-                except UserError:
-                    x, self._scored = self.method.sample(SCORED), "samples of the model"
-                self._scores = self.method.anomaly_score(x).double().numpy()
-            return self._scores
+            return self._reference
+
+    @cached_property
+    def _reference(self) -> tuple[np.ndarray, str]:
+        try:
+            x, scored = self.subject.splits.test[:SCORED], "test images"
+        except UserError:
+            x, scored = self.method.sample(SCORED), "samples of the model"
+        return self.method.anomaly_score(x).double().numpy(), scored
 
     @torch.no_grad()
     def _facts(self, z: Tensor) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class Lab:
         return {"z": _short(z), "energy": round(-f, 3), "size": round(float(z.norm()), 3), "place": place}
 
     def _place(self, z: Tensor) -> list[list[float]]:
-        return [_short(row, 2) for row in (z.cpu() - self._centre) @ self._plane.T]
+        return _short((z.cpu() - self._centre) @ self._plane.T, 2)
 
 
 @torch.no_grad()
@@ -142,30 +145,24 @@ def strongest(method: Method, z: Tensor, count: int = DIRECTIONS, step: float = 
     return vectors * largest.sign()  # the same sign whatever the library chose
 
 
-def _whole(asked: Mapping[str, Any], key: str, low: int) -> int:
-    value = asked.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MOST[key]:
-        raise DataError(f"{key} is {str(value)[:40]!r}; it must be a whole number from {low} to {MOST[key]}")
+def _number(asked: Mapping[str, Any], key: str) -> Any:
+    value, (low, high) = asked.get(key), LIMITS[key]
+    whole = isinstance(low, int)
+    if not is_number(value) or not low <= value <= high or (whole and not isinstance(value, int)):
+        what = "a whole number" if whole else "a number"
+        raise DataError(f"{key} is {str(value)[:40]!r}; it must be {what} from {low} to {high}")
     return value
-
-
-def _number(asked: Mapping[str, Any], key: str, low: float, high: float) -> float:
-    value = asked.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise DataError(f"{key} is {str(value)[:40]!r}; it must be a number from {low:g} to {high:g}")
-    return float(value)
 
 
 def _vector(asked: Mapping[str, Any], key: str, n: int) -> Tensor:
     values = asked.get(key)
-    right = isinstance(values, list) and len(values) == n
-    if not right or not all(isinstance(v, int | float) and abs(v) < 1e4 for v in values):  # type: ignore[union-attr]
+    if not isinstance(values, list) or len(values) != n or not all(is_number(v) and abs(v) < 1e4 for v in values):
         raise DataError(f"{key} must be a list of {n} numbers")
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _short(values: Tensor | Sequence[float], digits: int = 4) -> list[float]:
-    return [round(float(v), digits) for v in values]
+def _short(values: Tensor, digits: int = 4) -> Any:
+    return values.double().round(decimals=digits).tolist()
 
 
 def _png(pixels: Tensor, columns: int) -> str:

@@ -5,36 +5,30 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from lebm.core.errors import UserError
 from lebm.show.explorer.lab import Lab
 from lebm.show.templates import render
 
 MAX_JSON, MAX_IMAGE = 64 << 10, 10 << 20
-SHOWN = {
-    ".html": "text/html; charset=utf-8",
-    ".png": "image/png",
-    ".svg": "image/svg+xml",
-    ".webp": "image/webp",
-    ".json": "application/json",
-}
+HTML = "text/html; charset=utf-8"
 POLICY = (
     "default-src 'none'; img-src data: blob: 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+GUARDS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": POLICY,
+}
 
 
 class Refused(Exception):
-    """A request that is not answered, with the status that says why."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
+    """A request that is not answered: the status that says why, and a sentence."""
 
 
 class Server(ThreadingHTTPServer):
@@ -56,7 +50,7 @@ class Server(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{number}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes the connection in the middle is nothing to report."""
+        """A browser that closes the connection in the middle, or says nothing for too long, is nothing to report."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -65,25 +59,20 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30  # a client that says nothing does not keep a thread
 
     def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def _answer(self, work: Callable[[str], tuple[str, bytes]]) -> None:
         """However the request ends, there is a status and a body, and the server goes on."""
         try:
             self._check()
-            kind, body = work(urlsplit(self.path).path)
-            self._send(200, kind, body)
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
+            answer = 200, *self._content()
         except Refused as e:
-            self._error(e.status, str(e))
+            answer = e.args[0], *_json({"error": e.args[1]})
         except UserError as e:
-            self._error(400, str(e))
+            answer = 400, *_json({"error": str(e)})
         except Exception as e:
-            self._error(500, f"this failed on the server ({type(e).__name__}); the page goes on working")
+            words = f"this failed on the server ({type(e).__name__}); the page goes on working"
+            answer = 500, *_json({"error": words})
+        self._send(*answer)
+
+    do_POST = do_GET
 
     def _check(self) -> None:
         """The Host must be ours (a foreign page may make its name point here), and whoever asks must know the token."""
@@ -98,65 +87,54 @@ class Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
             raise Refused(403, "the token is missing or wrong; open the whole address that `lebm explore` printed")
 
-    def _get(self, path: str) -> tuple[str, bytes]:
-        if path == "/":
-            return "text/html; charset=utf-8", self.server.page
-        if path == "/api/info":
-            return _json(self.server.lab.info())
-        if path.startswith("/run/"):
-            return _file(self.server.lab.subject.run.path, unquote(path.removeprefix("/run/")))
-        raise Refused(404, f"there is nothing at {path[:80]}")
+    def _content(self) -> tuple[str, bytes]:
+        lab, path = self.server.lab, urlsplit(self.path).path
+        match self.command, path:
+            case "GET", "/":
+                return HTML, self.server.page
+            case "GET", "/api/info":
+                return _json(lab.info())
+            case "GET", "/run/report.html" if lab.report.is_file():
+                return HTML, lab.report.read_bytes()
+            case "POST", "/api/image":
+                return _json(lab.image(self._body(MAX_IMAGE)))
+            case "POST", "/api/chain":
+                return _json(lab.chain(self._values()))
+            case "POST", "/api/move":
+                return _json(lab.move(self._values()))
+        raise Refused(404, f"there is no such page: {path[:80]}")
 
-    def _post(self, path: str) -> tuple[str, bytes]:
-        lab = self.server.lab
-        if path == "/api/image":
-            return _json(lab.image(self._body(MAX_IMAGE)))
-        asks = {"/api/chain": lab.chain, "/api/move": lab.move}
-        if path not in asks:
-            raise Refused(404, f"there is nothing at {path[:80]}")
+    def _values(self) -> dict[str, Any]:
         try:
-            asked = json.loads(self._body(MAX_JSON))
+            values = json.loads(self._body(MAX_JSON))
         except (ValueError, RecursionError):
             raise Refused(400, "the request is not JSON") from None
-        if not isinstance(asked, dict):
+        if not isinstance(values, dict):
             raise Refused(400, "the request must be a JSON object")
-        return _json(asks[path](asked))
+        return values
 
     def _body(self, most: int) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit():
             raise Refused(411, "the request does not say how long it is")
         if len(length) > 12 or int(length) > most:
-            self._drain(int(length[:12]))
+            left = min(int(length[:12]), 4 * MAX_IMAGE)  # a browser that still sends reads no answer
+            while left > 0 and (piece := self.rfile.read(min(left, 1 << 16))):
+                left -= len(piece)
             raise Refused(413, f"the upload is larger than {most / (1 << 20):g} MiB; send a smaller one")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise Refused(400, "the upload ended early; send it again")
         return body
 
-    def _drain(self, length: int) -> None:
-        """Read and forget some of what is too much, because a browser that still sends reads no answer; then close."""
-        self.close_connection = True
-        left = min(length, 4 * MAX_IMAGE)
-        while left > 0 and (piece := self.rfile.read(min(left, 1 << 16))):
-            left -= len(piece)
-
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Content-Security-Policy", POLICY)
+        for name, value in GUARDS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
-
-    def _error(self, status: int, words: str) -> None:
-        try:
-            self._send(status, *_json({"error": words}))
-        except OSError:
-            self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: the terminal belongs to the person."""
@@ -164,16 +142,3 @@ class Handler(BaseHTTPRequestHandler):
 
 def _json(values: Any) -> tuple[str, bytes]:
     return "application/json", json.dumps(values).encode()
-
-
-def _file(run: Path, name: str) -> tuple[str, bytes]:
-    """A page or picture of the run folder; nothing outside it, whatever the name says or a link points to."""
-    root = run.resolve()
-    try:
-        path = (root / name).resolve()
-        inside = path.is_relative_to(root) and path.is_file()
-    except (OSError, ValueError):
-        inside = False
-    if not inside or path.suffix not in SHOWN:
-        raise Refused(404, "there is no such page or picture in the run folder")
-    return SHOWN[path.suffix], path.read_bytes()

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lebm.core.files import write_atomic
-from lebm.show.report import comparison, inside
-from lebm.show.report.folder import Folder
+from lebm.measure.neighbours import COPIES, in_words
+from lebm.show import charts
+from lebm.show.report import comparison, inside, svg
+from lebm.show.report.folder import Folder, number_of, worded
 from lebm.show.templates import environment, render
 
 __all__ = ["SECTIONS", "compare", "write"]
@@ -19,6 +21,9 @@ SECTIONS = (
     *(("inside", name) for name in ("chains", "diagnostics", "interpolation", "neighbours")),
     *(("run", name) for name in ("curves", "warnings", "config", "again")),
 )
+# What the macros call.
+NAMES = {"draw": svg.draw, "charts": charts, "inside": inside, "copying": in_words, "COPIES": COPIES, "worded": worded}
+NAMES["number_of"] = number_of
 
 
 def write(run: str | Path, to: Path | None = None) -> Path:
@@ -37,7 +42,7 @@ def _section(template: str, name: str, folder: Folder) -> str:
     """A part of analysis.json in another form than this version writes is no reason to show no page."""
     from jinja2 import UndefinedError
 
-    module = environment().get_template(f"report/{template}.html").make_module({"inside": inside})
+    module = environment().get_template(f"report/{template}.html").make_module(NAMES)
     try:
         return str(getattr(module, name)(folder))
     except (UndefinedError, KeyError, TypeError, ValueError, IndexError, AttributeError):

@@ -19,11 +19,12 @@ def body(folders: Sequence[Folder]) -> str:
     names = dict.fromkeys(name for f in folders for name in f.numbers)
     return render(
         "report/comparison.html",
+        draw=svg.draw,
         runs=runs,
         numbers=[(number_of(name), cells(runs, name)) for name in names],
         verdicts=[f.part("diagnostics").get("verdict") for f in folders],
         energy=energy(runs),
-        curves=[svg.lines(chart) for chart in charts.training({name: f.rows for name, f in runs.items()})],
+        curves=charts.training({name: f.rows for name, f in runs.items()}),
         settings=settings(folders),
     )
 
@@ -40,16 +41,13 @@ def distinct(folders: Sequence[Folder]) -> list[str]:
 
 def cells(runs: Folders, name: str) -> list[tuple[Any, bool, str]]:
     """One number of every run, whether it is the best, and how z was drawn where the runs differ in that."""
-    values = [f.metrics.get(name) for f in runs.values()]
-    hows = [f.sampled(name) for f in runs.values()]
-    alike = len({how for how, v in zip(hows, values, strict=True) if v is not None}) == 1
-    there = [float(v) for v in values if is_number(v)]
-    lower = number_of(name).lower_is_better
-    best = None
+    values = [(f.metrics.get(name), f.sampled(name)) for f in runs.values()]
+    alike = len({how for value, how in values if value is not None}) == 1
+    there = [float(value) for value, _ in values if is_number(value)]
+    lower, best = number_of(name).lower_is_better, None
     if lower is not None and len(there) > 1 and comparable(runs, name, alike):
         best = min(there) if lower else max(there)
-    pairs = zip(values, hows, strict=True)
-    return [(value, best is not None and value == best, "" if alike else how) for value, how in pairs]
+    return [(value, best is not None and value == best, "" if alike else how) for value, how in values]
 
 
 def comparable(runs: Folders, name: str, alike: bool) -> bool:
@@ -57,12 +55,10 @@ def comparable(runs: Folders, name: str, alike: bool) -> bool:
     if len({f.config.get("data.name") for f in runs.values()}) > 1:
         return False
     drawn = [(f, measured[0]) for f in runs.values() if (measured := f.sampler(name))]
-    if alike:
-        return True
-    return all((f.start(s.target), f.chain(s.target)) == (s.start, s.steps > 0) for f, s in drawn)
+    return alike or all((f.start(s.target), f.chain(s.target)) == (s.start, s.steps > 0) for f, s in drawn)
 
 
-def energy(runs: Folders) -> str:
+def energy(runs: Folders) -> Chart | None:
     profiles = {name: f.part("diagnostics").get("profile") for name, f in runs.items()}
     series = [
         Series(name, p["step"], [v - p["middle"][-1] for v in p["middle"]], i % COLOURS)
@@ -70,7 +66,7 @@ def energy(runs: Folders) -> str:
         if p
     ]
     title, x, y = "Energy along the chains", "Langevin step", "energy above its end"
-    return svg.lines(Chart(title, series, x, y, zero=True)) if series else ""
+    return Chart(title, series, x, y, zero=True) if series else None
 
 
 def settings(folders: Sequence[Folder]) -> list[tuple[str, list[Any]]]:

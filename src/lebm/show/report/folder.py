@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,27 +18,13 @@ from lebm.measure.metric import Number
 from lebm.prior import StandardNormal
 from lebm.run import Run
 from lebm.sampler import SamplerSpec
-from lebm.show import charts, pictures
-from lebm.show.report import svg
-from lebm.show.templates import data_uri, duration, is_number
+from lebm.show import pictures
+from lebm.show.templates import data_uri, is_number
 
 BASES = {"whitened": WhitenedGaussian.name, "mixture": MixtureBase.name, "flow": FlowBase.name}
 MIME = {".svg": "image/svg+xml", ".png": "image/png"}
-# What the paper's Table 1 says, by data set and the name of our number; CelebA at 64 pixels.
-PAPER = {
-    "svhn": {"mse_100": "0.008", "fid": "29.44"},
-    "cifar10": {"mse_100": "0.020", "fid": "70.15"},
-    "celeba": {"mse_100": "0.013", "fid": "37.87"},
-}
 # Every number that a metric gives: what it is, and the metric under whose name a result says how it was measured.
 NUMBERS: dict[str, tuple[Number, str]] = {n.name: (n, m.name) for m in METRICS.values() for n in m.numbers}
-STARTS = {  # what a run does otherwise than the paper: target, start, whether steps follow
-    ("posterior", "encoder", True): "an encoder proposes where posterior chains start",
-    ("posterior", "encoder", False): "an encoder infers z without a chain",
-    ("prior", "flow", True): "a flow proposes where prior chains start",
-    ("prior", "flow", False): "a flow draws z from the prior without a chain",
-    ("prior", "replay", True): "prior chains continue from update to update",
-}
 Drawn = tuple[SamplerSpec, int]
 
 
@@ -82,25 +67,6 @@ class Folder:
         return self.result.get("updates") or max(steps, default=None)
 
     @property
-    def facts(self) -> list[tuple[str, Any, str]]:
-        seconds = next((row["seconds"] for row in reversed(self.rows) if "seconds" in row), None)
-        start = self.run.start
-        facts = {
-            "updates": self.updates,
-            "after those of": f"{start['name']}, {start['updates']:,}" if start else None,
-            "latent dimensions": self.config.get("nz"),
-            "seed": self.config.get("seed"),
-            "device": self.result.get("device"),
-            "learning took": duration(seconds),
-            "code": str(self.result.get("code") or "")[:12],
-        }
-        return [(name, value, "") for name, value in facts.items() if value not in (None, "")]
-
-    @property
-    def method_kind(self) -> str:
-        return str(self.config.get("method.kind", "latent-ebm"))
-
-    @property
     def base(self) -> str:
         """p_0, as a page writes it."""
         return BASES.get(str(self.config.get("method.base.kind")), StandardNormal.name)
@@ -115,34 +81,6 @@ class Folder:
 
     def chain(self, target: str) -> bool:
         return self.config.get(f"method.{target}_chain.steps") != 0
-
-    @property
-    def has_chains(self) -> bool:
-        return self.chain("posterior") and (self.without_energy or self.chain("prior"))
-
-    @property
-    def starts(self) -> list[str]:
-        """What the run does otherwise than the paper where its chains begin."""
-        keys = [(target, self.start(target), self.chain(target)) for target in ("posterior", "prior")]
-        return [STARTS[key] for key in keys if key in STARTS]
-
-    @property
-    def from_noise(self) -> bool:
-        return self.start("prior") == "noise"
-
-    @property
-    def warnings(self) -> list[tuple[Any, Any]]:
-        return [(row.get("step"), row["warning"]) for row in self.rows if row.get("warning")]
-
-    @property
-    def commands(self) -> dict[str, str]:
-        commands = {}
-        if self.config_text.strip():
-            file = shlex.quote(str(self.run.config_file))
-            commands["Learn it again from the configuration above:"] = f"lebm train {file}"
-        if command := self.result.get("command"):
-            commands["The command behind the numbers on this page:"] = str(command)
-        return commands
 
     # --- numbers --------------------------------------------------------------------------------------------------
 
@@ -160,26 +98,9 @@ class Folder:
         return float(value) if is_number(value) else None
 
     @property
-    def distance_name(self) -> str:
-        return "fid" if "fid" in self.metrics else "frechet"
-
-    @property
-    def distance(self) -> tuple[float | None, float | None, str]:
-        """Of samples from the learned prior and from its base to the data, and what this distance is called."""
-        name = self.distance_name
-        return self.number(name), self.number(f"{name}_gaussian"), number_of(name).title
-
-    @property
-    def paper(self) -> Mapping[str, str]:
-        """What the paper says of this data set."""
-        data, size = self.result.get("data"), self.config.get("generator.size")
-        name = data.get("name") if isinstance(data, Mapping) else None
-        return {} if name == "celeba" and size not in (None, 64) else PAPER.get(str(name), {})
-
-    @property
-    def protocol(self) -> list[tuple[str, Any, str]]:
+    def protocol(self) -> list[tuple[str, Any]]:
         """How the numbers were measured, with every sampler in words."""
-        return [(k.replace("_", " "), v, "") for k, v in flatten(_worded(self.result.get("protocol"))).items()]
+        return [(k.replace("_", " "), v) for k, v in flatten(_worded(self.result.get("protocol"))).items()]
 
     def sampler(self, name: str) -> Drawn | None:
         """How z was drawn for a number, and how many; None where that means nothing or the result does not say."""
@@ -214,10 +135,6 @@ class Folder:
         measured, drawn = self.sampler(number), pictures.provenance(self.run.figures, picture)
         return f", z: {_words(measured)}" if measured and drawn and measured[0] != drawn[0] else ""
 
-    @cached_property
-    def panels(self) -> list[str]:
-        return [svg.lines(chart) for chart in charts.training({"": self.rows})]
-
     # --- analysis.json --------------------------------------------------------------------------------------------
 
     def part(self, name: str) -> Mapping[str, Any]:
@@ -232,6 +149,12 @@ class Folder:
 def number_of(name: str) -> Number:
     """What a number means; an unknown one has only its name."""
     return NUMBERS[name][0] if name in NUMBERS else Number(name, name, None, "")
+
+
+def worded(values: Mapping[str, Any]) -> str:
+    """How z was drawn for a part of an analysis; empty where it does not say."""
+    spec = sampler_of(values)
+    return spec.in_words() if spec else ""
 
 
 def sampler_of(values: Mapping[str, Any]) -> SamplerSpec | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from itertools import chain
 
-from lebm.show.charts import Chart, Series
+from lebm.show.charts import Chart
 from lebm.show.templates import render
 
-WIDTH, HEIGHT = 460, 270
-LEFT, RIGHT, TOP, BOTTOM = 56, 448, 12, 228  # of the area that data fill
+# The size of a chart, and the area that data fill.
+BOX = {"width": 460, "height": 270, "left": 56, "right": 448, "top": 12, "bottom": 228}
 
 
 class Axis:
@@ -40,32 +38,25 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
 
-def lines(chart: Chart) -> str:
-    """A line chart on a card."""
-    ys = chain.from_iterable(part for s in chart.series for part in (s.y, s.low or (), s.high or ()))
-    x = Axis([float(v) for s in chart.series for v in s.x], LEFT, RIGHT, tight=True)
-    y = Axis([float(v) for v in ys] + [0.0] * chart.zero, BOTTOM, TOP, chart.log)
-    drawn = [s for s in chart.series if len(s.y)]
-    hover = {
-        "box": [LEFT, TOP, RIGHT, BOTTOM],
-        "range": [x.low, x.high],
-        "x": chart.x_label,
-        "series": [{"name": s.name, "colour": s.colour, "x": _brief(s.x), "y": _brief(s.y)} for s in drawn],
-    }
-    mark = chart.mark if chart.mark and x.low < chart.mark[0] < x.high else None
-    marks = {"areas": [(s.colour, _area(s, x, y)) for s in chart.series if s.low is not None],
-             "curves": [(s.colour, _curve(s, x, y, chart.log)) for s in drawn]}  # fmt: skip
-    return _card(chart, x, y, mark=mark, hover=json.dumps(hover), zero=chart.zero, **marks)
-
-
-def scatter(title: str, groups: Sequence[Series], x_label: str, y_label: str, *, diagonal: bool = False) -> str:
-    """Dots; with a diagonal where both axes mean the same."""
-    xs, ys = [float(v) for s in groups for v in s.x], [float(v) for s in groups for v in s.y]
-    if diagonal:
+def draw(chart: Chart) -> str:
+    """A chart on a card."""
+    xs = [float(v) for s in chart.series for v in s.x]
+    ys = [float(v) for s in chart.series for part in (s.y, s.low, s.high) for v in part]
+    if chart.diagonal:
         xs = ys = xs + ys
-    x, y = Axis(xs, LEFT, RIGHT), Axis(ys, BOTTOM, TOP)
-    dots = [(s.colour, "".join(f"M{x(a):.1f} {y(b):.1f}h.1" for a, b in zip(s.x, s.y, strict=True))) for s in groups]
-    return _card(Chart(title, groups, x_label, y_label), x, y, dots=dots, diagonal=diagonal)
+    x = Axis(xs, BOX["left"], BOX["right"], tight=not chart.dots)
+    y = Axis(ys + [0.0] * chart.zero, BOX["bottom"], BOX["top"], chart.log)
+
+    def points(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
+        pairs = zip(xs, ys, strict=True)
+        return [f"{x(a):.1f} {y(b):.1f}" for a, b in pairs if math.isfinite(b) and (b > 0 or not chart.log)]
+
+    marks = {
+        "areas": [(s, points(s.x, s.low) + points(s.x, s.high)[::-1]) for s in chart.series if len(s.low)],
+        "drawn": [(s, points(s.x, s.y)) for s in chart.series if len(s.y)],
+        "mark": chart.mark if chart.mark and x.low < chart.mark[0] < x.high else None,
+    }
+    return render("report/chart.html", chart=chart, x=x, y=y, tick=tick, brief=brief, **marks, **BOX)
 
 
 def tick(value: float) -> str:
@@ -78,30 +69,6 @@ def tick(value: float) -> str:
     return words.replace("-", "−") if "e" not in words else words
 
 
-def _card(chart: Chart, x: Axis, y: Axis, **marks: object) -> str:
-    washes = iter((0.25, 0.45, 0.65))  # areas without a line are keyed by how dark they are
-    keys = [(s.name, s.colour, 1 if len(s.y) else next(washes)) for s in chart.series if s.name]
-    box = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM, "width": WIDTH, "height": HEIGHT}
-    keys = keys if len(chart.series) > 1 else []
-    return render("report/chart.html", chart=chart, keys=keys, x=x, y=y, tick=tick, **box, **marks)
-
-
-def _area(s: Series, x: Axis, y: Axis) -> str:
-    assert s.low is not None and s.high is not None
-    there = [(x(a), y(b)) for a, b in zip(s.x, s.low, strict=True)]
-    back = [(x(a), y(b)) for a, b in zip(s.x, s.high, strict=True)][::-1]
-    return _path(there + back) + "Z"
-
-
-def _curve(s: Series, x: Axis, y: Axis, log: bool) -> str:
-    points = [(x(a), y(b)) for a, b in zip(s.x, s.y, strict=True) if math.isfinite(b) and (b > 0 or not log)]
-    return _path(points) if len(points) > 1 else "".join(f"M{a:.1f} {b:.1f}h.1" for a, b in points)
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points) if points else ""
-
-
-def _brief(values: Sequence[float]) -> list[float | None]:
+def brief(values: Sequence[float]) -> list[float | None]:
     """Five figures are enough to read; what is not finite has no place in JSON."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in map(float, values)]
