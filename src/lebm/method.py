@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lebm.core.distributed import average_over_ranks
 from lebm.core.errors import DataError, NotDefined
-from lebm.core.progress import Progress
+from lebm.core.progress import Progress, ignore
 from lebm.core.rng import stream
 from lebm.generators.base import Generator
 from lebm.sampler import SamplerSpec
@@ -158,7 +158,7 @@ class Method(nn.Module):
         seed: int = 0,
         spec: SamplerSpec | None = None,
         *,
-        progress: Progress | None = None,
+        progress: Progress = ignore,
         on_device: bool = False,
         **options: Any,
     ) -> Tensor:
@@ -181,7 +181,7 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def sample_z(
-        self, n: int, seed: int = 0, spec: SamplerSpec | None = None, progress: Progress | None = None
+        self, n: int, seed: int = 0, spec: SamplerSpec | None = None, progress: Progress = ignore
     ) -> Iterator[Tensor]:
         """Latent draws from the learned prior on the model's device, chunk by chunk."""
         if n < 1:
@@ -190,14 +190,12 @@ class Method(nn.Module):
         if not spec.steps and spec.rounds(n) > 1:
             raise DataError(
                 f"{n} samples were asked for, but without steps there are only the {spec.replay_chains} replayed "
-                "chains "
-                "as they are; give steps, or ask for fewer"
+                "chains as they are; give steps, or ask for fewer"
             )
         for i in range(0, n, CHUNK):
             with _evaluating(self):
                 z = self.draw(CHUNK, stream(seed, f"sample/{i // CHUNK}", self.device), spec, first=i)[: n - i]
-            if progress:
-                progress(i + len(z), n)
+            progress(i + len(z), n)
             yield z
 
     @torch.no_grad()
@@ -206,7 +204,6 @@ class Method(nn.Module):
         with _evaluating(self):
             return torch.cat([self.generator.decode(part, **options) for part in z.to(self.device).split(batch)])
 
-    @torch.no_grad()
     def encode(
         self,
         x: Any,
@@ -214,46 +211,43 @@ class Method(nn.Module):
         spec: SamplerSpec | None = None,
         *,
         shared_noise: bool = True,
-        progress: Progress | None = None,
+        progress: Progress = ignore,
     ) -> Tensor:
         """z inferred for every row of x, an array as a user has it."""
-        x = self.generator.as_input(x)
-        out = []
-        with _evaluating(self):
-            for i in range(0, len(x), CHUNK):
-                rng = stream(seed, "infer" if shared_noise else f"infer/{i // CHUNK}", self.device)
-                rows = self.generator.trim(x[i : i + CHUNK]).to(self.device)
-                out.append(self.infer(rows, rng, spec, shared_noise).cpu())
-                if progress:
-                    progress(i + len(rows), len(x))
-        return torch.cat(out)
+
+        def infer(rows: Tensor, i: int) -> Tensor:
+            name = "infer" if shared_noise else f"infer/{i // CHUNK}"
+            return self.infer(rows, stream(seed, name, self.device), spec, shared_noise)
+
+        return self._each_chunk(x, infer, progress)
 
     def reconstruct(
-        self, x: Any, seed: int = 0, spec: SamplerSpec | None = None, *, progress: Progress | None = None
+        self, x: Any, seed: int = 0, spec: SamplerSpec | None = None, *, progress: Progress = ignore
     ) -> Tensor:
         """g(z) at an inferred z, for every row of x."""
         return self.decode(self.encode(x, seed, spec, progress=progress)).cpu()
 
-    @torch.no_grad()
     def anomaly_score(
-        self, x: Any, seed: int = 0, spec: SamplerSpec | None = None, *, progress: Progress | None = None
+        self, x: Any, seed: int = 0, spec: SamplerSpec | None = None, *, progress: Progress = ignore
     ) -> Tensor:
         """One number for every row of x, higher is more anomalous; it does not depend on the row's neighbours."""
-        x = self.generator.as_input(x)
-        out = []
+        score = lambda rows, i: self.anomaly(rows, stream(seed, "infer", self.device), spec)  # noqa: E731
+        return self._each_chunk(x, score, progress)
+
+    def by_chunks(self, number: Callable[[Tensor, Tensor], Tensor], x: Any, z: Tensor) -> Tensor:
+        """number(x, z) of every row, a chunk at a time on the model's device; the answer is on the CPU."""
+        return self._each_chunk(x, lambda rows, i: number(rows, z[i : i + CHUNK].to(self.device)))
+
+    @torch.no_grad()
+    def _each_chunk(self, x: Any, function: Callable[[Tensor, int], Tensor], progress: Progress = ignore) -> Tensor:
+        """function(rows, i) of every chunk of x, on the model's device, i being the number of its first row."""
+        x, out = self.generator.as_input(x), []
         with _evaluating(self):
             for i in range(0, len(x), CHUNK):
                 rows = self.generator.trim(x[i : i + CHUNK]).to(self.device)
-                out.append(self.anomaly(rows, stream(seed, "infer", self.device), spec).cpu())
-                if progress:
-                    progress(i + len(rows), len(x))
+                out.append(function(rows, i).cpu())
+                progress(i + len(rows), len(x))
         return torch.cat(out)
-
-    @torch.no_grad()
-    def by_chunks(self, number: Callable[[Tensor, Tensor], Tensor], x: Any, z: Tensor) -> Tensor:
-        """number(x, z) of every row, a chunk at a time on the model's device; the answer is on the CPU."""
-        pairs = zip(self.generator.as_input(x).split(CHUNK), z.split(CHUNK), strict=True)
-        return torch.cat([number(self.generator.trim(a).to(self.device), b.to(self.device)).cpu() for a, b in pairs])
 
     def nll(self, x: Any, z: Tensor) -> Tensor:
         """-log p(x|z) in nats, one number a row."""
