@@ -421,6 +421,20 @@ def test_without_data_the_rest_is_still_done(tmp_path):
     assert set(analysis.result.read(subject.file)) == {"chains"}
 
 
+def test_what_a_run_does_not_have_is_left_out_in_silence(tmp_path):
+    train({**CONFIG, "training.updates": 1, "method.energy": None, "method.prior_chain.steps": 0}, run=tmp_path / "a")
+    subject = analysis.Subject(tmp_path / "a", "cpu")
+    assert analysis.complete(subject) == [] and set(analysis.result.read(subject.file)) == {
+        "neighbours",
+        "interpolation",
+    }
+    table = {"generator": {"kind": "table", "columns": 2}, "nz": 2, "training.updates": 1, "training.batch": 10}
+    train(table, data=np.zeros((20, 2)), run=tmp_path / "b")
+    assert [note.split(":")[0] for note in analysis.complete(analysis.Subject(tmp_path / "b", "cpu"))] == [
+        "diagnostics"
+    ]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", "null", "[" * 100000])
 def test_a_damaged_analysis_counts_as_none(tmp_path, content):
     (tmp_path / "analysis.json").write_text(content)

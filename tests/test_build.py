@@ -230,6 +230,11 @@ def test_a_decoder_with_a_wrong_shape_is_refused_at_once():
         build(config_of(), module)
 
 
+def test_a_decoder_for_another_nz_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"the generator Line fails for z of shape \(2, 5\): mat1 and mat2"):
+        build(config_of("nz=5"), Line())
+
+
 def test_a_log_prob_with_a_wrong_shape_is_refused_when_it_is_first_used():
     module = Line()
     module.log_prob = lambda x, z: -(x - module.decode(z)).square()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,11 +28,14 @@ from lebm import cli
 from lebm.cli import common
 from lebm.cli.common import POSTERIOR_STARTS, PRIOR_STARTS, Terminal
 from lebm.cli.use import SCORES
+from lebm.cli.use import _score_in_words as score_in_words
 from lebm.config import EncoderStart, FlowStart, NoiseStart, ReplayStart, preset_names, resolve
 from lebm.core import files
 from lebm.core.tensors import load_tensors, save_tensors
+from lebm.data import DATASETS, Dataset, Splits
 from lebm.measure import METRICS
 from lebm.measure.result import KEYS
+from lebm.method import Method
 from lebm.training import checkpoint
 from lebm.training.train import train
 
@@ -234,6 +238,43 @@ def test_presets(ok, refused, tmp_path):
         (tmp_path / "shown.yaml").write_text(shown)
         assert resolve("shown.yaml") == resolve(name)
     refused("presets", "svhm", says=["did you mean svhn"])
+
+
+def test_the_presets_say_what_a_generator_makes(ok):
+    lines = {line.split()[1]: line for line in ok("presets").out.splitlines() if line.startswith("│")}
+    assert "image 8x8x1" in lines["digits/paper"] and "text, 512 units" in lines["ptb/paper"]
+
+
+def test_absent_numbers_are_absent_rows(capsys):
+    common.print_metrics({"metrics": {"mse": 0.5, "mse_100": None}})
+    shown = capsys.readouterr().out
+    assert "mse" in shown and "mse_100" not in shown and "none" not in shown
+
+
+def test_a_score_is_called_by_its_name(trained):
+    class Plain(Method):
+        pass
+
+    class Own(Method):
+        def anomaly(self, x, rng, spec=None):
+            return x
+
+    names = [score_in_words(SimpleNamespace(name="joint", method=m)) for m in (lebm.load(trained), Plain(), Own())]
+    assert names == ["joint", "-log p(x|z), the score of Plain", "the score of Own"]
+    assert score_in_words(SimpleNamespace(name="error", method=Plain())) == "error"
+
+
+def test_training_is_not_always_algorithm_1(ok):
+    assert "Learn a model." in ok("train", "--help").out
+
+
+def test_the_hint_after_training_is_one_that_works(ok, monkeypatch):
+    rows = torch.randn(40, 2)
+    table = Dataset("rows", lambda *_: Splits(rows[:30], rows[30:]), lambda root: root, "", "", "", "table")
+    monkeypatch.setitem(DATASETS, "rows", table)
+    kind = ["--set", "generator.kind=table", "--set", "data.name=rows", "--set", "training.batch=10"]
+    hint = ok("train", "digits", *kind, "--set", "training.updates=1", "--run", "rows").err.split("or   lebm ")[-1]
+    ok(*hint.split())
 
 
 def test_data_says_where_or_how(ok, tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def test_images_want_a_file(call, tmp_path):
 
 
 def test_the_tables_know_text(call):
-    assert "text 512" in call("presets").out
+    assert "text, 512 units" in call("presets").out
     assert "text-demo: found" in call("data").out
 
 
@@ -130,6 +130,6 @@ def test_diagnose_and_report(run, call, tmp_path, rough_log_z):
     answer = call("diagnose", folder).out
     assert answer.split(":")[0] in ("steady", "drifting", "frozen", "oversaturated") and "pixel" not in answer
     answer = call("report", folder)
-    assert "neighbours" in answer.err and "for images" in answer.err
+    assert "left out" not in answer.err, "nobody asked for the nearest neighbours of sentences"
     page = (folder / "report.html").read_text()
     assert "Paths between sentences" in page and "Diagnostics" in page

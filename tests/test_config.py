@@ -536,6 +536,7 @@ def test_a_coefficient_is_a_number_or_moves_along_a_line():
     [
         ({"until": 5, "set": {"nz": 3}}, ["training.stages[0].set", "nz"]),
         ({"until": 5, "set": {"method.posterior_start.kind": "noise"}}, ["method.posterior_start.kind"]),
+        ({"until": 5, "set": {"method.kl": 0.5}}, ["method.kl", "a coefficient of the method goes under coefficients"]),
         ({"until": 5, "set": {"optimizers.prior.betas": [0, 0]}}, ["optimizers.prior.betas"]),
         ({"until": 5, "set": {"training.batch": 3}}, ["training.batch"]),
         ({"until": 5, "set": {"method.posterior_chain.steps": -1}}, ["stages[0]", "method.posterior_chain.steps is -1"]),

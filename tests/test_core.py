@@ -203,6 +203,7 @@ def test_what_a_method_does_not_define():
 
     error = NotDefined(MEG(), "infer")
     assert isinstance(error, UserError) and (error.method, error.verb) == ("MEG", "infer") and error.exit_code == 2
+    assert str(NotDefined(MEG(), "energy")) == "the method MEG has no energy, which this needs"
     assert "MEG" in str(error) and "infer" in str(error) and NotDefined("RAE", "log_prior").method == "RAE"
 
 

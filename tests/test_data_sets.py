@@ -68,6 +68,19 @@ def test_a_new_set_needs_one_entry(monkeypatch):
     assert len(load(config("mine", 8, 1, **{"data.limit": 2})).train) == 2
 
 
+def test_another_number_of_columns_names_the_setting(monkeypatch):
+    rows = torch.zeros(5, 2)
+    dataset = Dataset("mine", lambda *_: Splits(rows[:3], rows[3:]), lambda root: None, "", "", modality="table")
+    monkeypatch.setitem(DATASETS, "mine", dataset)
+    table = {"data.name": "mine", "generator": {"kind": "table", "columns": 3}}
+    with pytest.raises(DataError, match=r"generator.columns is 3.*--set generator.columns=2$"):
+        load(resolve(table))
+    assert load(resolve({**table, "generator.columns": 2})).train.shape == (3, 2)
+    rows = torch.zeros(5, 2, 2)
+    with pytest.raises(DataError, match=r"\(2, 2\)"):
+        load(resolve(table))
+
+
 def test_unknown_name_offers_the_close_one():
     with pytest.raises(DataError, match=r"did you mean svhn\?.*digits, noise, mnist"):
         load(config("svnh"))

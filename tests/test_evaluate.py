@@ -14,6 +14,7 @@ from lebm.config.build import build
 from lebm.core.errors import CheckpointError, ConfigError, DataError, NotDefined
 from lebm.core.pixels import as_floats
 from lebm.core.progress import Reporter
+from lebm.data import Dataset, Splits
 from lebm.data import load as load_data
 from lebm.measure import METRICS, Metric, analysis, describe_metrics
 from lebm.measure.chains import energy_profile
@@ -129,8 +130,26 @@ def test_the_same_call_gives_the_same_numbers(run, summary):
 def test_the_fixed_prior_has_no_energy_to_show(tmp_path):
     run = make(tmp_path / "run", "method.energy=null", "method.prior_chain.steps=0")
     numbers = evaluate(run, ("frechet",), samples=20)["metrics"]
-    assert numbers["frechet"] == numbers["frechet_gaussian"]
+    assert list(numbers) == ["frechet"], "the base is its prior: nothing is measured twice"
     assert not (run / "figures" / "energy.svg").exists() and (run / "report.html").exists()
+    assert (run / "figures" / "samples.png").exists() and not (run / "figures" / "samples-gaussian.png").exists()
+    with pytest.raises(NotDefined, match="prior besides its base"):
+        evaluate(run, ("fid_gaussian",), samples=20, features=object())
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_samples_of_a_table_are_a_scatter(tmp_path, monkeypatch, columns):
+    rows = torch.randn(60, columns)
+    table = Dataset("rows", lambda *_: Splits(rows[:40], rows[40:]), lambda root: root, "", "", "", "table")
+    monkeypatch.setitem(datasets.DATASETS, "rows", table)
+    kind = [*SETTINGS[1:], "generator.kind=table", f"generator.columns={columns}", "data.name=rows"]
+    train(resolve("digits", kind), run=tmp_path / "run", device="cpu")
+    assert set(evaluate(tmp_path / "run")["metrics"]) == {"mse", "mse_100"}
+    shown = tmp_path / "run" / "figures" / "samples.svg"
+    assert shown.exists() == (columns > 1) == ("first two columns" in (tmp_path / "run" / "report.html").read_text())
+    if columns > 1:
+        text = shown.read_text()
+        assert "test rows" in text and "learned prior" in text and "no learned prior" in text
 
 
 def test_colour_images_and_a_run_without_steps(tmp_path):

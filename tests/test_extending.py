@@ -49,9 +49,10 @@ assert "torch" not in sys.modules, "a mistyped preset is told before the added m
 
 import torch
 from lebm.config import json_schema
-from lebm.measure import describe_metrics
+from lebm.measure import analysis, describe_metrics
 from lebm.measure.evaluate import evaluate
 from lebm.run import Run
+from lebm.show import report
 
 assert resolve("digits/wide").generator.ngf == 32 and "digits/wide" in preset_names()
 
@@ -77,6 +78,14 @@ assert set(metrics) >= {{"pixel_spread", "mse"}} and metrics["pixel_spread"] > 0
 assert protocol["pixel_spread"]["sampler"]["start"] == "noise", protocol
 assert protocol["mse"]["sampler"]["start"] == "encoder", protocol
 assert "pixel_spread" in {{name for name, *_ in describe_metrics()}}
+
+# Its page and its numbers are of what it has: one prior, which is not learned, and neither energy nor chains.
+assert "frechet_gaussian" not in evaluate("vae", ["frechet"], samples=20, device="cpu")["metrics"]
+assert analysis.complete(analysis.Subject("vae", "cpu")) == []
+page = report.write("vae").read_text()
+for words in ("earned prior", ">Diagnostics<", "nergy along", "f is known", " yet", "mse_100"):
+    assert words not in page, words
+assert page.count("Grid of images") == 1 and "Paths between images" in page and "Nearest training images" in page
 assert "beta-vae" in str(json_schema()) and {{"BetaVAEConfig", "LinearConfig"}} <= set(json_schema()["$defs"])
 
 # The data set and the start.

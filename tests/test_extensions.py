@@ -458,6 +458,21 @@ def test_a_plain_module_gets_an_encoder_for_its_shape():
     assert not torch.equal(method.encode(x), method.encode(x, spec=method.choose("posterior", steps=0)))
 
 
+def test_a_plain_module_may_make_its_own_encoder_and_is_named_where_it_cannot():
+    class Own(Plain):
+        shape = None
+
+        def make_encoder(self, nz, width, depth):
+            return nn.Linear(3, 2 * nz)
+
+    config = resolve("digits/paper", settings_of(*ENCODER, *CHAINS))
+    assert isinstance(build(config, Own()).posterior_start.q.net, nn.Linear)
+    generator = Plain()
+    generator.shape = None
+    with pytest.raises(ConfigError, match="the shape of the generator Plain is None"):
+        build(config, generator)
+
+
 @pytest.mark.parametrize("shape", [3, (0,), ("a",), (3.0,)])
 def test_a_shape_that_is_none_is_refused(shape):
     generator = as_generator(Plain(), 4)

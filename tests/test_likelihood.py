@@ -229,7 +229,7 @@ def test_a_method_without_a_density_of_z_is_refused(known):
         def samplers(self):
             return model.samplers()
 
-    with pytest.raises(NotDefined, match="Other"):
+    with pytest.raises(NotDefined, match="the method Other has no energy-based prior"):
         log_likelihood(Other(), x, EXACT)
 
 

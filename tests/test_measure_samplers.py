@@ -12,10 +12,11 @@ from lebm.config import resolve
 from lebm.config.build import build
 from lebm.core.errors import ConfigError, DataError
 from lebm.data import Splits
-from lebm.measure import METRICS, likelihood, result, speed
+from lebm.measure import METRICS, likelihood, longrun, result, speed
 from lebm.measure import evaluate as evaluate_module
 from lebm.measure.evaluate import evaluate, evaluate_all
 from lebm.measure.metric import Evaluation, choose
+from lebm.method import Method
 from lebm.run import load
 from lebm.sampler import SamplerSpec
 from lebm.training.train import train
@@ -195,3 +196,37 @@ def test_speed_of_a_run(runs):
         assert (m["infer_chains_ms"] is None) == (name == "paper")
     protocol = json.loads((runs / "chains" / "metrics.json").read_text())["protocol"]
     assert protocol["speed"]["sampler"]["start"] == "encoder"
+
+
+class Chainless(Method):
+    """Infers z by an encoder alone, as a VAE does."""
+
+    def __init__(self, generator):
+        super().__init__()
+        self.generator = generator
+
+    def samplers(self):
+        return {"prior": SamplerSpec("prior"), "posterior": SamplerSpec("posterior", "encoder")}
+
+    def infer(self, x, rng, spec=None, shared_noise=True):
+        return torch.zeros(len(x), 4)
+
+
+def test_a_method_without_chains_has_no_error_of_longer_ones(runs):
+    ev = of(Chainless(load(runs / "paper").generator), limit=4)
+    *_, numbers = METRICS["mse"].measure(ev)
+    assert numbers["mse"] is not None and numbers["mse_100"] is None and ev.protocol["steps"] == {"mse": 0}
+    ev.choices = {"posterior": (None, 50)}
+    with pytest.raises(DataError, match="leave the steps out"):
+        next(METRICS["mse"].measure(ev))
+
+
+def test_a_prior_without_a_chain_has_no_long_run(runs):
+    class Images:
+        method = Chainless(load(runs / "paper").generator)
+
+        def images_only(self, what):
+            pass
+
+    with pytest.raises(DataError, match="leave the steps out"):
+        longrun.check(Images(), 2500)

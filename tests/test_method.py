@@ -15,7 +15,7 @@ from lebm.generators import ImageGenerator, WrappedGenerator, as_generator
 from lebm.latent_ebm import LatentEBM
 from lebm.method import Method
 from lebm.prior import EnergyNetwork, EnergyPrior, StandardNormal
-from lebm.sampler import Chain
+from lebm.sampler import Chain, SamplerSpec
 
 
 def image_generator():
@@ -330,6 +330,21 @@ def test_a_method_has_defaults_and_says_what_it_does_not_define():
         with pytest.raises(NotDefined) as error:
             call()
         assert (error.value.method, error.value.verb) == ("Constant", verb)
+
+
+class Chainless(Constant):
+    """Infers z by an encoder, as a VAE does: its sampler has no step size, and so no chain that could be longer."""
+
+    def samplers(self):
+        return {"posterior": SamplerSpec("posterior", "encoder")}
+
+
+def test_a_method_without_a_chain_takes_no_steps():
+    own = Chainless().samplers()["posterior"]
+    assert Chainless().choose("posterior") == Chainless().choose("posterior", "encoder", 0) == own
+    for start in (None, "encoder"):
+        with pytest.raises(DataError, match="posterior without a chain; leave the steps out"):
+            Chainless().choose("posterior", start, 50)
 
 
 def test_an_installed_engine_draws_the_samples(model):

@@ -47,6 +47,25 @@ def test_reading_pictures(tmp_path):
     assert inputs.names == ["a.png"] and inputs.rows.unique().tolist() == [7] and inputs.rows.dtype == torch.uint8
 
 
+def test_pictures_that_were_resized_are_told(tmp_path):
+    for i, size in enumerate([(70, 90), (70, 90), (8, 8), (20, 20)]):
+        Image.new("RGB", size).save(tmp_path / f"{i}.png")
+    (note,) = of("image").read_inputs([tmp_path], images()).notes
+    assert "3 pictures" in note and "70x90 and other sizes" in note and "8x8 grey" in note and "square" in note
+    (note,) = of("image").read_inputs([tmp_path / "3.png"], images()).notes
+    assert "1 picture was" in note and "from 20x20 to" in note and "square" not in note
+    assert not of("image").read_inputs([tmp_path / "2.png"], images()).notes
+
+
+def test_the_example_of_a_sample_is_one_that_works(tmp_path):
+    for g in (images(), table()):
+        target = of(g.modality).sample_example().split()[-1]
+        of(g.modality).check_target("sample", tmp_path / target)
+    of("text").check_target("sample", None)
+    assert "--out" not in of("text").sample_example()
+    assert of("table").plane(torch.zeros(4, 3)).shape == (4, 2) and of("table").plane(torch.zeros(4, 1)) is None
+
+
 def test_reading_sentences(tmp_path):
     path = tmp_path / "t.txt"
     path.write_text("a b\n\nc strange a b c a b\n")

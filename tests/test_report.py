@@ -3,13 +3,17 @@
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Literal
 
 import numpy as np
 import pytest
+from pydantic import create_model
 
 from lebm.core.errors import UserError
+from lebm.core.section import Section
 from lebm.sampler import SamplerSpec
 from lebm.show import figures, pictures, report, templates
+from lebm.show.report import kinds
 
 EVIL = '<script>alert("x")</script>&'
 RESULT = {
@@ -330,3 +334,53 @@ def test_sentences_stand_where_images_would(run):
     for words in ("a cat", "of of", "a dog", "a dot", "z ~ pα(z), 40 steps of 0.4 from N(0, I)", "z ~ N(0, I)", EVIL):
         assert words in page.words, words
     assert len(page.all("script")) == 1
+
+
+def test_a_method_without_a_learned_prior_is_not_told_of_one(run):
+    (run / "config.yaml").write_text("method: {kind: vae}\n")
+    (run / "log.jsonl").write_text(json.dumps({"step": 5, "grad_generator": 2.0, "mse": 0.5}) + "\n")
+    (run / "figures" / "energy.svg").unlink()
+    for name in ("samples", "samples-gaussian"):  # an older version drew the same grid twice
+        pictures.note(run / "figures", name, SamplerSpec("prior"), 64)
+    page = page_of(run)
+    for words in ("earned prior", "nergy", "f is known", "Diagnostics", " yet"):
+        assert words not in page.words.split("Written by")[0], words
+    assert len(page.all("img")) == 2 and "z drawn from N(0, I)" in page.words
+    pictures.note(run / "figures", "samples", SamplerSpec("prior", "flow"), 64)
+    words = page_of(run).words
+    assert "No learned prior" in words and "the learned prior moves z" in words and "learned energy" not in words
+
+
+def test_a_method_says_by_its_networks_whether_it_has_an_energy(monkeypatch):
+    assert kinds.has_energy({}) and kinds.has_energy({"method": {"energy": {"width": 5}}})
+    assert not kinds.has_energy({"method": {"energy": None}}) and not kinds.has_energy({"method": {"kind": "vae"}})
+    for networks in (("generator", "prior"), ("generator", "encoder")):
+        section = create_model("Other", __base__=Section, kind=(Literal["other"], "other"))
+        section.networks = lambda self, networks=networks: networks
+        monkeypatch.setattr(kinds, "named", lambda place, section=section: section)
+        assert kinds.has_energy({"method": {"kind": "other"}}) == ("prior" in networks)
+
+
+def test_a_number_that_is_absent_is_an_absent_row(run):
+    rewrite(run, metrics={"mse": 0.5, "mse_100": None})
+    assert "Reconstruction error" in page_of(run).words and "100 steps" not in page_of(run).words
+
+
+def test_a_table_is_shown_as_a_scatter(run):
+    (run / "config.yaml").write_text("generator: {kind: table, columns: 3}\n")
+    for path in (run / "figures").glob("*.png"):
+        path.unlink()
+    rewrite(run, metrics={"mse": 0.5}, protocol={})
+    words = page_of(run).words
+    assert "Samples" not in words and " yet: evaluate" not in words, "fewer than two columns"
+    rows = np.zeros((5, 2))
+    figures.save(figures.scatter(rows, {"samples": rows}), run / "figures" / "samples.svg")
+    page = page_of(run)
+    assert "first two columns of samples" in page.words and "Test reconstructions" not in page.words
+    assert "per column" in page.words and "squared error a column" in page.words and "pixel" not in page.words
+    (run / "figures" / "samples.svg").unlink()
+    (run / "metrics.json").unlink()
+    (run / "config.yaml").write_text("generator: {kind: table}\ndata: {name: handed-in}\n")
+    words = page_of(run).words
+    assert "handed to lebm.train" in words and "evaluate the run to draw" not in words, "such a run cannot be evaluated"
+    assert "No diagnostics here" in words and "No diagnostics yet" not in words

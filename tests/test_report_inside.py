@@ -266,3 +266,11 @@ def test_good_words_are_for_good_news(run):
     )
     page = page_of(run)
     assert page.count("p", **{"class": "verdict good"}) == 0 and "Some samples may be copies" in page.words
+
+
+def test_the_chains_of_a_table_are_their_energies(run):
+    (run / "config.yaml").write_text("generator: {kind: table}\n")
+    (run / "figures" / "chains-frames.png").unlink()
+    page = page_of(run)
+    assert "Energy along a chain" in page.words and "No energy profile yet" not in page.words
+    assert 'data-name="chains"' in page.raw

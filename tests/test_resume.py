@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import lebm
 from lebm.config import resolve
 from lebm.core.errors import CheckpointError, ConfigError
+from lebm.core.progress import Reporter
 from lebm.core.tensors import load_tensors
 from lebm.extensions.bases import WhitenedGaussian
 from lebm.run import Run
@@ -205,8 +206,19 @@ def test_the_name_how_long_and_how_often_may_change(tmp_path):
     assert checkpoint.saved_updates(run / "checkpoints") == [0, 2, 3]
 
 
+@pytest.mark.parametrize("updates", [0, 3])
+def test_a_finished_run_says_so_and_how_to_go_on(tmp_path, updates):
+    run, reporter, lines = tmp_path / "run", Reporter(), []
+    reporter.say = lines.append
+    train(tiny(f"training.updates={updates}"), run=run, reporter=reporter)
+    assert lines == []
+    train(run, run=run, resume=True, reporter=reporter)
+    assert len(lines) == bool(updates)
+    assert all("all 3 updates are made" in line and "--set training.updates=" in line for line in lines)
+
+
 def test_who_may_start_where(tmp_path, done):
-    with pytest.raises(CheckpointError, match="already holds a run; add --resume"):
+    with pytest.raises(CheckpointError, match="already holds a run; .* resume=True .*--resume"):
         train(tiny(), run=done)
     file, foreign = tmp_path / "file", tmp_path / "foreign"
     file.write_text("precious")

@@ -11,7 +11,7 @@ from torch import nn
 import lebm
 from lebm.config import Config, resolve
 from lebm.config.build import build
-from lebm.core.errors import CheckpointError, ConfigError
+from lebm.core.errors import CheckpointError, ConfigError, UserError
 from lebm.core.tensors import load_tensors
 from lebm.generators import ImageGenerator
 from lebm.latent_ebm import LatentEBM
@@ -219,3 +219,8 @@ def test_where_a_run_goes_and_which_one_is_resumed(tmp_path, monkeypatch):
 
 def test_the_public_names():
     assert lebm.load is load and lebm.save is save
+
+
+def test_a_generator_in_the_place_of_the_device_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"device is a Linear; .* lebm.load\('.*run', generator=\.\.\.\)"):
+        load(tmp_path / "run", torch.nn.Linear(2, 2))

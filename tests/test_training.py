@@ -1,5 +1,6 @@
 """The loop: what it logs, when it stops, and what lebm.train takes from a user of the library."""
 
+import copy
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from lebm.extensions.bases import WhitenedGaussian
 from lebm.extensions.tempered_chain import TemperedChain
 from lebm.generators import TableGenerator
 from lebm.health import short_reach
+from lebm.latent_ebm import LatentEBM
 from lebm.method import Method
 from lebm.run import Run
 from lebm.sampler import Chain
@@ -32,6 +34,7 @@ from lebm.training.loop import Log
 from lebm.training.stages import Stages
 from lebm.training.state import TrainingState, stream_name
 from lebm.training.train import make_batches, train
+from lebm.training.user_generator import check_generator
 
 TINY = [
     "generator.ngf=4",
@@ -426,6 +429,16 @@ def test_a_prior_chain_too_short_for_an_encoder_alone_is_named(settings, update,
     assert (words is None) if reach is None else f"of {reach}; " in words
 
 
+@pytest.mark.parametrize("key", ["elbo", "grad_generator"])
+def test_a_number_that_is_not_finite_stops_a_method_without_checks_too(tmp_path, monkeypatch, key):
+    monkeypatch.setattr(LatentEBM, "checks", lambda self: ())
+    train(tiny())  # healthy
+    monkeypatch.setattr("lebm.training.health.gradient_norms", lambda method: {key: torch.tensor(math.inf)})
+    with pytest.raises(Diverged, match=rf"update 2: {key} is inf; .*optimizers.generator.rate.* training.clip"):
+        train(tiny(), run=tmp_path / "run")
+    assert strict_rows(tmp_path / "run")[-1]["warning"].startswith(f"diverged: {key} is inf")
+
+
 def test_an_encoder_that_runs_away_gets_advice_it_can_follow(tmp_path):
     settings = [*ENCODER, "method.posterior_chain.steps=0", "method.posterior_start.width=2"]
     with pytest.raises(Diverged) as e:
@@ -683,6 +696,135 @@ def test_a_log_prob_of_the_wrong_shape_is_found_before_the_work(tmp_path, wrong)
     with pytest.raises(ConfigError, match=f"log_prob of {wrong.__name__}"):
         train(tiny(), data=ROWS, model=wrong(), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class Wide(Line):
+    """Decodes rows of another width than the data has."""
+
+    def decode(self, z):
+        return super().decode(z).repeat(1, 2)
+
+
+class Column(Line):
+    """Decodes one number a row, which broadcasts against the data in silence."""
+
+    def decode(self, z):
+        return super().decode(z)[:, :1]
+
+
+class OurColumn(TableGenerator):
+    """The same of a class that derives from Generator."""
+
+    def __init__(self):
+        super().__init__(16, columns=5)
+
+    def decode(self, z):
+        return super().decode(z)[:, :1]
+
+
+class Sizes(Line):
+    """log_prob computes with another width than the data has."""
+
+    def log_prob(self, x, z):
+        return -(x - self.decode(z).repeat(1, 2)).square().sum(1)
+
+
+class DetachedZ(Line):
+    def log_prob(self, x, z):
+        return super().log_prob(x, z.detach())
+
+
+class DetachedWeights(Line):
+    def decode(self, z):
+        return z @ self.w.detach().t()
+
+
+class Numpy(Line):
+    def decode(self, z):
+        return torch.from_numpy(z.detach().numpy() @ self.w.detach().numpy().T)
+
+
+class WithoutZ(Line):
+    """No posterior chain can move by a likelihood that does not know z."""
+
+    def log_prob(self, x, z):
+        return super().log_prob(x, torch.ones_like(z))
+
+
+class WrongScore(TableGenerator):
+    def __init__(self):
+        super().__init__(16, columns=5)
+
+    def score(self, x, z, *masks):
+        return super().score(x, z, *masks).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (Wide, r"the generator Wide gave rows of shape \(10,\) from decode, but the data has rows of shape \(5,\)"),
+        (Column, r"the generator Column gave rows of shape \(1,\) .* \(5,\)"),
+        (OurColumn, r"the generator OurColumn gave rows of shape \(1,\) .* \(5,\)"),
+        (Sizes, r"the generator Sizes fails for x of shape \(2, 5\) and z of shape \(2, 16\): The size of tensor"),
+        (DetachedZ, "log_prob of DetachedZ changes with z and has no gradient in z"),
+        (DetachedWeights, "log_prob of DetachedWeights has no gradient in any of the generator's weights"),
+        (Numpy, "log_prob of Numpy has no gradient"),
+        (WithoutZ, "the generator WithoutZ fails for x of shape"),
+        (WrongScore, r"score of WrongScore gave a tensor of shape \(2,\) for z of shape \(2, 16\)"),
+    ],
+)
+def test_a_generator_that_cannot_learn_is_found_before_the_work(tmp_path, wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        train(tiny(), data=ROWS, model=wrong(), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_questions_to_a_generator_change_nothing():
+    """Neither its statistics nor its mode nor the caller's random stream; frozen weights need no gradient."""
+
+    class Normalised(Line):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+            self.drop = nn.Dropout(0.5)
+
+        def decode(self, z):
+            return super().decode(self.drop(self.norm(z))) + 0 * torch.rand(())
+
+    method = build(tiny(), Normalised())
+    method.generator.module.w.requires_grad_(False)
+    before, state = copy.deepcopy(method.state_dict()), torch.random.get_rng_state()
+    check_generator(method.train(), 16, torch.as_tensor(ROWS))
+    assert method.training and method.generator.training and torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in method.state_dict().items())
+    assert all(p.grad is None for p in method.parameters())
+
+
+class Saturated(Line):
+    """Units that no z reaches: the gradient exists, and is 0."""
+
+    def decode(self, z):
+        return torch.relu(super().decode(z) - 1000) * z[:, :1]
+
+
+HELD = "training.stages=[{until: 9, networks: [prior]}]"
+WEIGHED = "training.stages=[{until: 9, coefficients: {energy_l2: 1}}]"
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "times"),
+    [
+        (Saturated, [], 1),
+        (Line, [], 0),
+        (Saturated, ["optimizers.generator.rate=0"], 0),
+        (Saturated, [HELD], 0),
+        (Saturated, [WEIGHED], 0),
+    ],
+)
+def test_a_gradient_of_0_is_told_once_where_a_network_should_move(heard, model, settings, times):
+    train(tiny(*settings), data=ROWS, model=model(), reporter=heard)
+    assert len(heard.about("the gradient of the generator is exactly 0", "optimizers.generator.rate")) == times
+    assert not heard.about("the gradient of the prior")
 
 
 def test_going_on_with_a_model():

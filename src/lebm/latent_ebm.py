@@ -1,5 +1,7 @@
-"""The latent space energy-based prior model of Pang, Han, Nijkamp, Zhu and Wu (NeurIPS 2020): Algorithm 1 on one
-screen."""
+"""The latent space energy-based prior model of Pang, Han, Nijkamp, Zhu and Wu (NeurIPS 2020).
+
+Algorithm 1 is `LatentEBM.losses`, on one screen.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class Iteration:
 class LatentEBM(Method):
     """p(x, z) = p_alpha(z) p_beta(x|z), learned by maximum likelihood with short-run chains (equations 1 to 9).
 
-    `prior_start` and `posterior_start` are the doors for what begins a chain otherwise than the paper's noise; the
-    prior's base and the two chains are the doors for what else goes beyond the paper. `energy_l2` weighs the mean of f
+    By default everything is the paper's. `prior_start` and `posterior_start` replace the noise that the two chains
+    start from; the prior may have another base, and the chains may be tempered. `energy_l2` weighs the mean of f
     squared."""
 
     def __init__(
@@ -59,27 +61,26 @@ class LatentEBM(Method):
     # --- learning -------------------------------------------------------------------------------------------------
 
     def losses(self, batch: Batch, rng: torch.Generator) -> Iterator[Phase]:
-        """Algorithm 1 (equations 10 and 11). The order of the random draws is part of the reference."""
+        """Algorithm 1 (equations 10 and 11). The order of the random draws is fixed, so that runs of one seed agree."""
         x, n = batch.x, len(batch.x)
         with torch.no_grad():
-            masks = self.generator.draw_masks(x, rng)
+            masks = self.generator.draw_masks(x, rng)  # dropout, which images do without
             e_neg, e_pos = self.prior.base.noise(n, rng), self.prior.base.noise(n, rng)
-            neg, pos = self._starts(e_neg, e_pos, x)
-            neg.z = self.run_prior_chain(neg.z0, self.prior_chain, rng)
-            pos.z = langevin(lambda z: self.posterior_score(x, z, *masks), pos.z0, self.posterior_chain, rng)
-        f_pos, f_neg = self.prior.f(pos.z), self.prior.f(neg.z)
-        log_px = self.generator.log_prob(x, pos.z, *masks).mean()
-        loss = f_neg.mean() - f_pos.mean() - log_px  # alpha and beta share no term: one pass serves both
-        loss = loss + self.energy_l2 * (f_pos.square().mean() + f_neg.square().mean())
-        self.last = Iteration(x, neg, pos, f_neg.detach().mean(), f_pos.detach().mean(), log_px.detach())
-        yield self._main_networks(), loss + self.start_losses(*masks)  # the latter is 0 in the paper
+            z0_neg, z0_pos = self.start_prior(e_neg), self.posterior_start(e_pos, x)  # in the paper, the noise itself
+            z_neg = self.run_prior_chain(z0_neg, self.prior_chain, rng)
+            z_pos = langevin(lambda z: self.posterior_score(x, z, *masks), z0_pos, self.posterior_chain, rng)
+        f_pos, f_neg = self.prior.f(z_pos), self.prior.f(z_neg)
+        log_px = self.generator.log_prob(x, z_pos, *masks).mean()
+        loss = f_neg.mean() - f_pos.mean() - log_px  # alpha and beta share no term, so one pass serves both
+        draws = Draws(e_neg, z0_neg, z_neg), Draws(e_pos, z0_pos, z_pos, x)
+        self.last = Iteration(x, *draws, f_neg.detach().mean(), f_pos.detach().mean(), log_px.detach())
+        yield self._main_networks(), loss + self.further_losses(f_pos, f_neg, *masks)  # the latter is 0 in the paper
         yield from self.further_phases(*masks)  # in the paper there are none
 
-    def _starts(self, e_neg: Tensor, e_pos: Tensor, x: Tensor) -> tuple[Draws, Draws]:
-        """Where both chains start: in the paper the noise itself."""
-        z0_neg = self.prior.base.unwhiten(self.prior_start(self.start_noise(e_neg)))
-        z0_pos = self.posterior_start(e_pos, x)
-        return Draws(e_neg, z0_neg, z0_neg), Draws(e_pos, z0_pos, z0_pos, x)
+    def start_prior(self, e: Tensor) -> Tensor:
+        """Where prior chains start, as z. A start of the prior lives on the whitened u of the base, so it is unwhitened
+        here."""
+        return self.prior.base.unwhiten(self.prior_start(self.start_noise(e)))
 
     def start_noise(self, e: Tensor) -> Tensor:
         """What the prior's start takes: a draw of the base, as u, or the noise behind it."""
@@ -109,10 +110,13 @@ class LatentEBM(Method):
         """All but a base that gradients move: it has a phase of its own."""
         return tuple(name for name in self.networks() if name != "base")
 
-    def start_losses(self, *masks: Any) -> Tensor | float:
-        """What the starts add to the main loss."""
-        losses = [start.loss(draws, score) for start, draws, score in self._learning_starts(*masks)]
-        return sum((loss for loss in losses if loss is not None), start=0.0)
+    def further_losses(self, f_pos: Tensor, f_neg: Tensor, *masks: Any) -> Tensor:
+        """What joins the main loss: the weight of f squared, and what the starts learn."""
+        loss = self.energy_l2 * (f_pos.square().mean() + f_neg.square().mean())
+        for start, draws, score in self._learning_starts(*masks):
+            further = start.loss(draws, score)
+            loss = loss if further is None else loss + further
+        return loss
 
     def further_phases(self, *masks: Any) -> Iterator[Phase]:
         """What is learned after the main phase, by starts and by a base that gradients move."""

@@ -132,7 +132,9 @@ class Method(nn.Module):
         return next((p.device for p in self.parameters()), torch.device("cpu"))
 
     def choose(self, target: str, start: str | None = None, steps: int | None = None) -> SamplerSpec:
-        """The sampler of the "prior" or "posterior", with another start or number of steps where these are given."""
+        """The sampler of the "prior" or "posterior", with another start or number of steps where these are given.
+
+        A method that draws without a chain leaves the step size of its own sampler 0; then steps are refused."""
         spec = self.samplers().get(target)
         if spec is None:
             raise NotDefined(self, "draw" if target == "prior" else "infer")
@@ -142,6 +144,8 @@ class Method(nn.Module):
             )
         if steps is not None and steps < 0:
             raise DataError(f"the number of chain steps is {steps}; it must not be negative")
+        if steps and not spec.steps and not spec.step_size:
+            raise DataError(f"this model draws from its {target} without a chain; leave the steps out")
         if start not in (None, spec.start):
             if not spec.steps and steps is None:
                 raise DataError(
@@ -216,8 +220,8 @@ class Method(nn.Module):
         """z inferred for every row of x, an array as a user has it."""
 
         def infer(rows: Tensor, i: int) -> Tensor:
-            name = "infer" if shared_noise else f"infer/{i // CHUNK}"
-            return self.infer(rows, stream(seed, name, self.device), spec, shared_noise)
+            rng = stream(seed, "infer" if shared_noise else f"infer/{i // CHUNK}", self.device)
+            return self.infer(rows, rng, spec, shared_noise)
 
         return self._each_chunk(x, infer, progress)
 

@@ -22,7 +22,7 @@ except ImportError:  # not a Unix system
 
 from lebm.config import Config, flatten, from_dict, resolve
 from lebm.config.build import build
-from lebm.core.errors import CheckpointError, ConfigError, DataError
+from lebm.core.errors import CheckpointError, ConfigError, DataError, UserError
 from lebm.core.files import write_atomic
 from lebm.core.tensors import load_tensors, save_tensors
 from lebm.method import Method
@@ -124,7 +124,8 @@ def check_run(path: Path, config: Config, resume: bool) -> Run:
         raise CheckpointError(f"{path} is a file; --run takes a folder")
     if run.exists():
         if not resume:
-            raise CheckpointError(f"{path} already holds a run; add --resume to go on with it, or choose another --run")
+            advice = "to go on with it, pass resume=True (on the command line --resume), or choose another run folder"
+            raise CheckpointError(f"{path} already holds a run; {advice}")
         _check_same(run, config)
     elif path.is_dir() and any(not p.name.startswith(".tmp-") for p in path.iterdir()):
         raise CheckpointError(f"{path} is not empty and holds no run (no config.yaml); choose another --run")
@@ -191,6 +192,9 @@ def save(
 
 def load(run_or_file: str | Path, device: str | torch.device = "cpu", generator: nn.Module | None = None) -> Method:
     """A model from a run folder or a .safetensors file. One with a user's generator needs it again: `generator=`."""
+    if isinstance(device, nn.Module):
+        call = f"lebm.load({str(run_or_file)!r}, generator=...)"
+        raise UserError(f"the device is a {type(device).__name__}; pass a generator by its name: {call}")
     tensors, meta, path = _read(Path(run_or_file))
     if meta.get("user_generator") and generator is None:
         call = f"lebm.load({str(run_or_file)!r}, generator=...)"

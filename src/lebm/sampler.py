@@ -31,7 +31,7 @@ class Chain:
 
     @property
     def noise_scale(self) -> float:
-        """What e is multiplied by besides s."""
+        """A factor on the noise besides s; 1 in the paper."""
         return 1.0
 
     def size(self, k: int) -> float:

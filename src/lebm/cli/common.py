@@ -100,7 +100,8 @@ def print_metrics(summary: dict[str, Any]) -> None:
     rows = []
     for key, value in summary["metrics"].items():
         for name, number in value.items() if isinstance(value, dict) else [("", value)]:
-            rows.append([f"{key} {name}".strip(), "none" if number is None else f"{number:.4f}"])
+            if number is not None:  # what could not be measured has no row
+                rows.append([f"{key} {name}".strip(), f"{number:.4f}"])
     print_table(["metric", "value"], rows)
 
 

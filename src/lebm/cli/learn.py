@@ -29,7 +29,7 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="Print configuration and the model's size, then stop.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Print all the configuration, not only changes.")] = False,
 ) -> None:
-    """Learn a model by Algorithm 1 of the paper."""
+    """Learn a model."""
     from lebm.config import resolve
 
     config = resolve(source, [*(settings or []), *([f"seed={seed}"] if seed is not None else [])])
@@ -56,7 +56,7 @@ def train(
     from lebm import modalities
 
     named = shlex.quote(str(run))
-    more = "-n 20" if modalities.of(config.generator.MODALITY).terminal else "-n 64 --out samples.png"
+    more = modalities.of(config.generator.MODALITY).sample_example()
     say(f"look at it: lebm evaluate {named}   or   lebm sample {named} {more}")
 
 

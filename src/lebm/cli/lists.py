@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument
 
@@ -24,9 +24,17 @@ def presets(name: Annotated[str | None, Argument(help="Show this one resolved, a
         energy = values.get("method.energy.width")
         prior = values.get("method.base.kind") if energy is None else f"{energy} x {values['method.energy.depth']}"
         steps = [str(values.get(f"method.{target}_chain.steps", "")) for target in ("prior", "posterior")]
-        generator = f"{c.generator.kind} {getattr(c.generator, c.generator.SIZE_KEY)}"
-        rows.append([preset, generator, str(c.nz), str(prior or ""), *steps, f"{c.training.updates:,}"])
+        rows.append([preset, _made_by(c.generator), str(c.nz), str(prior or ""), *steps, f"{c.training.updates:,}"])
     print_table(["preset", "generator", "nz", "prior", "K0", "K1", "updates"], rows)
+
+
+def _made_by(generator: Any) -> str:
+    """What a generator makes, in words, from its section."""
+    if generator.MODALITY == "image":
+        return f"{generator.kind} {generator.size}x{generator.size}x{generator.channels}"
+    if generator.MODALITY == "table":
+        return f"{generator.kind}, {generator.columns} columns"
+    return f"{generator.kind}, {getattr(generator, generator.SIZE_KEY)} units"
 
 
 @app.command()

@@ -121,7 +121,7 @@ def score(
         path = to.with_name(f"{to.stem}-strangest.png")
         modality.write_samples(path, x[ranked[:SHEET]], method.generator)
         sheet = f", the most anomalous images in {path}"
-    say(f"{len(scores)} scores ({scorer.name}) in {to}{sheet}{_judged_at(scorer, spec)}")
+    say(f"{len(scores)} scores ({_score_in_words(scorer)}) in {to}{sheet}{_judged_at(scorer, spec)}")
 
 
 @app.command()
@@ -241,6 +241,18 @@ def _normal_rows(method: Method, modality: Modality, normal: Several, data_dir: 
         )
     splits = load_data(method.config.with_values(**{"data.limit": None}), data_root(data_dir))
     return as_floats(normal_rows(method.config, splits))
+
+
+def _score_in_words(scorer: Scorer) -> str:
+    """The name of a score; `joint` is that of LatentEBM, for which another method has its own."""
+    from lebm.latent_ebm import LatentEBM
+    from lebm.method import Method
+
+    method = scorer.method
+    if scorer.name != "joint" or isinstance(method, LatentEBM):
+        return scorer.name
+    default = type(method).anomaly is Method.anomaly
+    return f"{'-log p(x|z), ' if default else ''}the score of {type(method).__name__}"
 
 
 def _judged_at(scorer: Scorer, spec: Any) -> str:

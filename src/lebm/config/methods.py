@@ -26,11 +26,13 @@ Width = Annotated[int, Field(ge=1, le=4096), WHOLE]
 Steps = Annotated[int, Field(ge=0, le=10**9, description="Langevin steps; 0 takes the start as it is."), WHOLE]
 StepSize = Annotated[float, Field(gt=0, le=1000, description="s in z <- z + (s^2/2) grad log pi(z) + s e."), NUMBER]
 Memory = Annotated[
-    int, Field(ge=1, le=10**6, description="Updates that the base looks back on, at first half of those made."), WHOLE
+    int,
+    Field(ge=1, le=10**6, description="How many updates back the base looks; early in a run, half of those made."),
+    WHOLE,
 ]
 Objective = Annotated[
     Literal["reverse_kl", "forward_kl"],
-    Field(description="reverse_kl moves the start's own z along the score; forward_kl imitates the refined z."),
+    Field(description="reverse_kl minimises KL(start || target); forward_kl fits the start to where the chain ended."),
 ]
 
 

@@ -124,6 +124,7 @@ class Config(Section):
             last = stage.until
             for key in stage.set:
                 what = "must be a key of a chain, a rate (optimizers.prior.rate), training.decay or training.clip"
+                what += "; a coefficient of the method goes under coefficients" * key.startswith("method.")
                 yield bool(re.fullmatch(STAGE_KEYS, key)), f"a key of {here}.set", key, what
             for name in stage.networks or ():
                 what = f"must be one of {', '.join(networks)}{did_you_mean(name, networks)}"

@@ -21,14 +21,23 @@ class CheckpointError(UserError):
     """A run folder or weight file that is missing, damaged, foreign or unsafe."""
 
 
+# What a person calls the verbs of a method, where the verb alone would not say it.
+VERBS = {
+    "draw": "prior to draw z from (draw)",
+    "infer": "inference of z from x (infer)",
+    "log_prior": "density of its prior (log_prior)",
+    "prior_score": "gradient of its prior's density (prior_score)",
+}
+
+
 class NotDefined(UserError):
-    """A verb that a method does not have: `NotDefined(method, "infer")`. The method is an object or its name."""
+    """Something that a method does not have: `NotDefined(method, "infer")`, or in words for what is not one of its
+    verbs. The method is an object or its name."""
 
     def __init__(self, method: object, verb: str) -> None:
         self.method, self.verb = method if isinstance(method, str) else type(method).__name__, verb
-        super().__init__(
-            f"the method {self.method} does not define {verb!r}; leave out what needs it, or use another method"
-        )
+        subject = self.method if isinstance(method, str) else f"the method {self.method}"
+        super().__init__(f"{subject} has no {VERBS.get(verb, verb)}, which this needs")
 
 
 class Diverged(Exception):

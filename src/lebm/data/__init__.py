@@ -63,13 +63,25 @@ def load(config: Config, root: str | Path | None = None, progress: Progress | No
     check(config)
     data = config.data
     splits = DATASETS[data.name].load(config, data_root(root), progress)
-    if DATASETS[data.name].modality == "image":
-        for images in (splits.train, splits.test):
-            _check_shape(config, images)
+    check_rows = {"image": _check_shape, "table": _check_columns}.get(DATASETS[data.name].modality)
+    if check_rows is not None:
+        for rows in (splits.train, splits.test):
+            check_rows(config, rows)
     if data.held_out is not None:
         splits = hold_out(splits, data.held_out, data.labels)
     labels = None if splits.train_labels is None else splits.train_labels[: data.limit]
     return dataclasses.replace(splits, train=splits.train[: data.limit], train_labels=labels)
+
+
+def _check_columns(config: Config, rows: Tensor) -> None:
+    want = config.generator.columns
+    if rows.ndim != 2:
+        raise DataError(f"{config.data.name} has rows of shape {tuple(rows.shape[1:])}; a table has rows of numbers")
+    if (have := rows.shape[1]) != want:
+        raise DataError(
+            f"{config.data.name} has rows of {have} columns and generator.columns is {want}; "
+            f"use --set generator.columns={have}"
+        )
 
 
 def _check_shape(config: Config, images: Tensor) -> None:

@@ -76,6 +76,14 @@ def decode(source: Path | io.BytesIO, shape: tuple[int, int, int], name: str = "
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def size(path: Path) -> tuple[int, int]:
+    """(width, height) of a picture that was decoded, from the head of its file."""
+    from PIL import Image
+
+    with Image.open(path, formats=FORMATS) as image:
+        return image.size
+
+
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF orientation says; broken EXIF data does not make the pixels unreadable."""
     from PIL import ImageOps

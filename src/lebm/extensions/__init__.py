@@ -1,2 +1,2 @@
-"""What goes beyond the paper: one idea a file, each of which can be deleted. They enter LatentEBM by its starts, its
-base and its chains."""
+"""What goes beyond the paper. Each idea has a file, and some share one. They enter LatentEBM by its starts, its base
+and its chains, so the paper's files do not know them."""

@@ -120,7 +120,7 @@ class FusedStep:
         method, base = self.method, self.method.prior.base
         if not self.neg_from_noise:
             self.e_neg.copy_(base.noise(self.rows, self.rng))
-            self.z0_neg.copy_(base.unwhiten(method.prior_start(method.start_noise(self.e_neg))))
+            self.z0_neg.copy_(method.start_prior(self.e_neg))
         self.prior.chain(self.z_neg, self.z0_neg, self.seeds[:1], method.prior_chain, self.neg_from_noise)
 
     def posterior_chain(self, rows: Tensor, x: Tensor) -> None:

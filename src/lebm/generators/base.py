@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lebm.core.errors import ConfigError, DataError
+from lebm.core.errors import ConfigError, DataError, one_line
 from lebm.core.pixels import as_floats, as_tensor
 
 
@@ -103,7 +104,7 @@ class Generator(nn.Module):
 
         if not isinstance(self.shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in self.shape):
             raise ConfigError(
-                f"an encoder is asked for, and the shape of the generator {type(self).__name__} is {self.shape!r}; "
+                f"an encoder is asked for, and the shape of the generator {class_name(self)} is {self.shape!r}; "
                 "give it a `shape`, that of a row of x such as (64,), or a method `make_encoder(nz, width, depth)`"
             )
         return FlatNet(math.prod(self.shape), nz, width, depth)
@@ -139,6 +140,11 @@ class WrappedGenerator(Generator):
     def from_storage(self, rows: Tensor) -> Tensor:
         return as_floats(rows)
 
+    def make_encoder(self, nz: int, width: int, depth: int) -> nn.Module:
+        make = getattr(self.module, "make_encoder", super().make_encoder)
+        encoder: nn.Module = make(nz, width, depth)
+        return encoder
+
 
 def as_generator(module: nn.Module, nz: int) -> Generator:
     """A Generator: the module itself, or wrapped once. What it decodes is checked at once, on two rows of zeros."""
@@ -151,9 +157,26 @@ def as_generator(module: nn.Module, nz: int) -> Generator:
             )
     generator = WrappedGenerator(module)
     p = next(module.parameters(), torch.zeros(()))
-    with torch.no_grad():
-        generator.decode(torch.zeros(2, nz, device=p.device, dtype=p.dtype if p.is_floating_point() else None))
+    z = torch.zeros(2, nz, device=p.device, dtype=p.dtype if p.is_floating_point() else None)
+    with torch.no_grad(), in_a_sentence(generator, z=z):
+        generator.decode(z)
     return generator
+
+
+def class_name(generator: nn.Module) -> str:
+    """The class of a generator as its user knows it."""
+    return type(generator.module if isinstance(generator, WrappedGenerator) else generator).__name__
+
+
+@contextmanager
+def in_a_sentence(generator: nn.Module, **inputs: Tensor) -> Iterator[None]:
+    """Inside, an error of a user's generator is told as one sentence, with the shapes of what it was given."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError) as e:
+        shapes = " and ".join(f"{name} of shape {tuple(t.shape)}" for name, t in inputs.items())
+        first = one_line((str(e).splitlines() or [""])[0] or type(e).__name__)
+        raise ConfigError(f"the generator {class_name(generator)} fails for {shapes}: {first}") from e
 
 
 def check_rows(x: Any, kinds: Any = np.ndarray | Tensor, give: str = "a numpy array or a tensor") -> None:

@@ -1,7 +1,7 @@
 """The paper's text generator: a one-layer LSTM that reads z with every word and starts from it.
 
-x is a batch of sentences as numbers, (n, T) with padding (lebm.words); log p(x|z) is the sum over words, </s> included.
-"""
+x is a batch of sentences as numbers, (n, T) with padding (lebm.core.words); log p(x|z) is the sum over words, </s>
+included."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -161,7 +161,8 @@ def draw_paths(subject: Subject, rows: int = PATHS, n: int = POINTS, seed: int =
     return {"seed": seed, "sampler": method.choose("posterior").to_dict(), "rows": len(a), "points": n, **shown}
 
 
-# A further part is a function Subject -> what analysis.json says of it, and a line here.
+# A further part is a function Subject -> what analysis.json says of it, a line here, and one in NEEDS where not every
+# method or every kind of rows has it.
 PARTS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "chains": chains,
     "diagnostics": diagnose,
@@ -170,17 +171,37 @@ PARTS: dict[str, Callable[[Subject], dict[str, Any]]] = {
 }
 
 
+# What a part needs, where not every method and every kind of rows has it.
+NEEDS: dict[str, Callable[[Subject], bool]] = {
+    "chains": lambda subject: has_energy(subject.method),
+    "diagnostics": lambda subject: has_energy(subject.method),
+    "neighbours": lambda subject: subject.modality.pictures,
+    "interpolation": lambda subject: subject.modality.pictures or subject.modality.terminal,
+}
+
+
+def has_energy(method: Method) -> bool:
+    """Whether an energy was learned for the prior, along which chains can run."""
+    return "prior" in method.networks()
+
+
+def applies(part: str, subject: Subject) -> bool:
+    """Whether a part says something about such a method and such rows."""
+    return part not in NEEDS or NEEDS[part](subject)
+
+
 def complete(subject: Subject) -> list[str]:
-    """Answer what has not been answered for these weights. What cannot be (data that is not here, a method without such
-    chains) is returned as sentences.
+    """Answer what has not been answered for these weights and applies to them. What cannot be answered because data is
+    missing is returned as sentences; what the method does not have, nobody asked for.
     """
     notes = []
     with subject.threads():
         for part, answer in PARTS.items():
-            if subject.knows(part):
+            if subject.knows(part) or not applies(part, subject):
                 continue
-            try:
-                subject.write(part, answer(subject))
-            except (DataError, NotDefined) as e:
-                notes.append(f"{part}: {e}")
+            with suppress(NotDefined):
+                try:
+                    subject.write(part, answer(subject))
+                except DataError as e:
+                    notes.append(f"{part}: {e}")
     return notes

@@ -44,7 +44,7 @@ def trace(
     step_size: float | None = None,
     progress: Progress = ignore,
 ) -> Trace:
-    """Run chains from where the run's own start. More rows or steps leave those shown as they are.
+    """Run chains that start where the run's own chains start. More rows or steps leave those shown as they are.
 
     With a step size the chain is the paper's, otherwise the run's own.
     """
@@ -59,7 +59,7 @@ def trace(
 
 
 def energy_profile(method: Method, seed: int, steps: int, chains: int = WATCHED) -> np.ndarray:
-    """-f(z) along prior chains from where the run's own start: an array (steps + 1, chains)."""
+    """-f(z) along prior chains that start where the run's own chains start: an array (steps + 1, chains)."""
     return run(method, steps, stream(seed, "profile", method.device), chains, drawn=chains)[0]
 
 
@@ -75,10 +75,9 @@ def run(
     drawn: int = CHUNK,
     step_size: float | None = None,
 ) -> tuple[np.ndarray, list[Tensor]]:
-    """Chains of the prior from where the run's own start, the first `rows` of `drawn` ones: -f of at most WATCHED of
-    them after every step, (steps + 1, chains), and the z of all of them after the steps in `marks`. With a step size
-    the chain is the paper's, otherwise the run's own.
-    """
+    """Chains of the prior that start where the run's own chains start, the first `rows` of `drawn` ones: -f of at most
+    WATCHED of them after every step, (steps + 1, chains), and the z of all of them after the steps in `marks`. With a
+    step size the chain is the paper's, otherwise the run's own."""
     latent = prior_chains(method)
     chain = replace(latent.prior_chain, steps=steps) if step_size is None else Chain(steps, step_size)
     energy: list[Tensor] = []
@@ -97,7 +96,9 @@ def run(
 
 def prior_chains(method: Method) -> LatentEBM:
     """The method, where its prior has an energy and chains."""
-    latent: LatentEBM = require(method, "prior chains", "prior_chain", "run_prior_chain", "prior_start", "prior")
+    latent: LatentEBM = require(
+        method, "energy-based prior with chains", "prior_chain", "run_prior_chain", "prior_start", "prior"
+    )
     return latent
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +20,87 @@ from lebm.measure.chains import Trace, energy_profile
 from lebm.measure.metric import Evaluation
 from lebm.modalities import Modality, of
 from lebm.run import Run
+from lebm.sampler import SamplerSpec
 from lebm.show import pictures
 
-IMAGES, PAIRS, SENTENCES = 64, 32, 20  # samples and reconstructions that are shown
+IMAGES, PAIRS, SENTENCES, ROWS = 64, 32, 20, 500  # samples and reconstructions that are shown
 SENTENCES_FILE = "sentences.json"
 
 
 def evaluation(run: Run, ev: Evaluation) -> None:
-    """Samples from the learned prior and from p_0, reconstructions, the energy along chains, training curves."""
+    """Samples from the prior and, where that is learned, from p_0 too; reconstructions, the energy along chains and
+    training curves. What the method does not have is not drawn.
+    """
     from lebm.show import figures
 
     modality = of(ev.method.generator.modality)
-    if modality.pictures or modality.terminal:
-        _rows(run, ev, modality)
-    if k0 := ev.method.choose("prior").steps:
-        with contextlib.suppress(NotDefined):  # a method whose prior has no energy
-            profile = energy_profile(ev.method, ev.seed, 2 * k0)
-            figures.save(figures.energy_profile(profile, trained=k0), run.figures / "energy.svg")
-    if rows := run.rows():
-        figures.save(figures.training_curves(rows), run.figures / "curves.svg")
-
-
-def _rows(run: Run, ev: Evaluation, modality: Modality) -> None:
-    """Of the learned prior, of p_0, and test rows beside their reconstructions: grids of images, or sentences."""
-    method, generator, folder, images = ev.method, ev.method.generator, run.figures, modality.pictures
     lines: dict[str, Any] = {}
-    for name, spec in (("samples", ev.spec("prior")), (f"samples{'-' if images else '_'}gaussian", ev.base())):
-        n = IMAGES if images else SENTENCES
-        x = method.sample(n, ev.seed, spec)
-        if images:
-            pictures.save(pictures.grid(to_pixels(x), columns=8), folder / f"{name}.png")
-        else:
-            lines[name] = modality.lines(x, generator)
-        pictures.note(folder, name, spec, n)
-    x, spec = generator.from_storage(ev.test[: PAIRS if images else SENTENCES]), ev.spec("posterior")
-    x_hat = method.reconstruct(x, ev.seed, spec)
-    if images:
-        pictures.save(pictures.pairs(to_pixels(x), to_pixels(x_hat), columns=8), folder / "reconstructions.png")
-    else:
-        lines["reconstructions"] = _side_by_side(modality, generator, x, x_hat)
+    for draw in (_samples, _reconstructions, _energy):
+        with contextlib.suppress(NotDefined):
+            lines.update(draw(run, ev, modality))
+    if lines:
         write_atomic(run.path / SENTENCES_FILE, json.dumps(lines, indent=1) + "\n")
-    pictures.note(folder, "reconstructions", spec)
+    if rows := run.rows():
+        figures.save(figures.training_curves(rows, unit=modality.unit), run.figures / "curves.svg")
+
+
+def _samples(run: Run, ev: Evaluation, modality: Modality) -> dict[str, Any]:
+    """A grid of images for each prior, a scatter of rows, or sentences, which are returned."""
+    priors = {"samples": ev.spec("prior")}
+    if base := ev.other_base():
+        priors["samples-gaussian"] = base
+    else:
+        (run.figures / "samples-gaussian.png").unlink(missing_ok=True)  # of an older version
+    if not (modality.pictures or modality.terminal):
+        return _scatter(run, ev, modality, priors)
+    lines, n = {}, IMAGES if modality.pictures else SENTENCES
+    for name, spec in priors.items():
+        x = ev.method.sample(n, ev.seed, spec)
+        if modality.pictures:
+            pictures.save(pictures.grid(to_pixels(x), columns=8), run.figures / f"{name}.png")
+        else:
+            name = name.replace("-", "_")
+            lines[name] = modality.lines(x, ev.method.generator)
+        pictures.note(run.figures, name, spec, n)
+    return lines
+
+
+def _scatter(run: Run, ev: Evaluation, modality: Modality, priors: Mapping[str, SamplerSpec]) -> dict[str, Any]:
+    """The first two columns of samples beside test rows, a panel for each prior; nothing where there are no columns."""
+    from lebm.show import figures
+
+    rows = modality.plane(ev.method.generator.from_storage(ev.test[:ROWS]))
+    if rows is None:
+        return {}
+    titles = {"samples": "learned prior" if len(priors) > 1 else "samples", "samples-gaussian": "no learned prior"}
+    drawn = {titles[name]: ev.method.sample(ROWS, ev.seed, spec)[:, :2] for name, spec in priors.items()}
+    figures.save(figures.scatter(rows, drawn), run.figures / "samples.svg")
+    pictures.note(run.figures, "samples", priors["samples"], ROWS)
+    return {}
+
+
+def _reconstructions(run: Run, ev: Evaluation, modality: Modality) -> dict[str, Any]:
+    """Test rows beside their reconstructions: pairs of images, or of sentences, which are returned."""
+    if not (modality.pictures or modality.terminal):
+        return {}
+    generator, spec = ev.method.generator, ev.spec("posterior")
+    x = generator.from_storage(ev.test[: PAIRS if modality.pictures else SENTENCES])
+    x_hat = ev.method.reconstruct(x, ev.seed, spec)
+    pictures.note(run.figures, "reconstructions", spec)
+    if not modality.pictures:
+        return {"reconstructions": _side_by_side(modality, generator, x, x_hat)}
+    pictures.save(pictures.pairs(to_pixels(x), to_pixels(x_hat), columns=8), run.figures / "reconstructions.png")
+    return {}
+
+
+def _energy(run: Run, ev: Evaluation, modality: Modality) -> dict[str, Any]:
+    """The energy along chains that run twice as long as in learning."""
+    from lebm.show import figures
+
+    if k0 := ev.method.choose("prior").steps:
+        profile = energy_profile(ev.method, ev.seed, 2 * k0)
+        figures.save(figures.energy_profile(profile, trained=k0), run.figures / "energy.svg")
+    return {}
 
 
 def _side_by_side(modality: Modality, generator: Generator, a: Tensor, b: Tensor) -> list[list[str]]:

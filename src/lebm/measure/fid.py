@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lebm.core.errors import NotDefined
 from lebm.core.pixels import to_pixels
 from lebm.measure.metric import Evaluation, Metric, Number, Numbers, computed_by
 from lebm.measure.statistics import Moments, cached_statistics, frechet_distance, statistics
@@ -41,8 +42,16 @@ def _drawn(ev: Evaluation, spec: SamplerSpec, n: int) -> Iterator[Tensor]:
 
 
 def _frechet(ev: Evaluation) -> Numbers:
-    base = frechet_of(ev, ev.base())
-    return {"frechet": frechet_of(ev, ev.spec("prior")), "frechet_gaussian": base}
+    base = ev.other_base()
+    of_base: Numbers = {"frechet_gaussian": frechet_of(ev, base)} if base else {}
+    return {"frechet": frechet_of(ev, ev.spec("prior")), **of_base}
+
+
+def _fid_gaussian(ev: Evaluation) -> Numbers:
+    base = ev.other_base()
+    if base is None:
+        raise NotDefined(ev.method, "prior besides its base p_0")
+    return {"fid_gaussian": fid_of(ev, base)}
 
 
 def _fid_reconstruction(ev: Evaluation) -> Numbers:
@@ -97,7 +106,7 @@ FID = Metric(
 )  # fmt: skip
 FID_GAUSSIAN = Metric(
     "fid_gaussian", "FID from p₀", True, "The FID with z from the base p₀ itself, through the same generator.",
-    measure=lambda ev: {"fid_gaussian": fid_of(ev, ev.base())}, **FOR_IMAGES,
+    measure=_fid_gaussian, **FOR_IMAGES,
 )  # fmt: skip
 FID_RECONSTRUCTION = Metric(
     "fid_reconstruction", "FID of reconstructions", True,

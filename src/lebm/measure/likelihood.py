@@ -138,7 +138,7 @@ def _proposal(
     """
     from sklearn.covariance import ledoit_wolf
 
-    latent = require(method, "log_likelihood", "chain_of", "posterior_start", "prior")
+    latent = require(method, "energy-based prior and posterior chains", "chain_of", "posterior_start", "prior")
     chain, rng = latent.chain_of(spec), stream(seed, "likelihood/fit", method.device)
     states: list[Tensor] = []
 
@@ -169,7 +169,7 @@ def _gaussian(mean: Tensor, factor: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 def estimate(ev: Evaluation, rows: Tensor) -> LogLikelihood:
     """log p(x) of the rows, with what the protocol says of it."""
-    method = require(ev.method, "log_z", "prior")
+    method = require(ev.method, "energy-based prior (log Z)", "prior")
     with ev.reporter.progress("annealing for log Z") as update:
         z = log_z(method.prior, seed=ev.seed, progress=update)
     x = method.generator.from_storage(rows)

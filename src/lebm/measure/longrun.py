@@ -55,6 +55,7 @@ def check(subject: Subject, steps: int) -> None:
     """Raise, before the work, where nothing can be compared."""
     subject.images_only("Fréchet distances")
     k0 = subject.method.choose("prior").steps
+    subject.method.choose("prior", steps=steps)  # refused where the prior has no chain
     if steps <= k0:
         raise ConfigError(
             f"the distance after {steps} steps would be compared with that after the run's own K0 = {k0}; "

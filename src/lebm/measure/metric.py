@@ -111,6 +111,12 @@ class Evaluation:
         """z from the base p_0 itself."""
         return self.method.choose("prior", "noise", 0)
 
+    def other_base(self) -> SamplerSpec | None:
+        """The same; None where the method has no other prior than this base, or cannot draw from it."""
+        if "noise" not in self.method.starts("prior"):
+            return None
+        return None if self.base() == self.method.choose("prior") else self.base()
+
     def sample(self, n: int, spec: SamplerSpec) -> Iterator[Tensor]:
         """x of n samples, in pieces on the method's device: by its engine where one is installed."""
         method = self.method
@@ -131,10 +137,11 @@ def choose(method: Method, target: Target, start: str | None = None, steps: int 
     return method.choose(target, start, steps)
 
 
-def require(method: Method, verb: str, *names: str) -> Any:
-    """The method, where it has the attributes that a measurement needs besides the verbs of every Method."""
+def require(method: Method, words: str, *names: str) -> Any:
+    """The method, where it has the attributes that a measurement needs besides the verbs of every Method; `words` say
+    to a person what these are."""
     if not all(hasattr(method, name) for name in names):
-        raise NotDefined(method, verb)
+        raise NotDefined(method, words)
     return method
 
 

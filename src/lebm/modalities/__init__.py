@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from lebm.modalities.base import Inputs, Modality
 from lebm.modalities.images import Images
+from lebm.modalities.table import Table
 from lebm.modalities.text import Text
 
-_all = (Images("image"), Text("text"), Modality("table"), Modality("other"))
+_all = (Images("image"), Text("text"), Table("table"), Modality("other"))
 MODALITIES: dict[str, Modality] = {m.name: m for m in _all}
 
-__all__ = ["MODALITIES", "Images", "Inputs", "Modality", "Text", "of"]
+__all__ = ["MODALITIES", "Images", "Inputs", "Modality", "Table", "Text", "of"]
 
 
 def of(name: str) -> Modality:

@@ -38,6 +38,7 @@ class Modality:
     """Rows of numbers that are neither images nor text. The other modalities override what differs for them."""
 
     noun = "row"
+    unit = "number"  # what a row consists of, as a mean squared error counts it
     # Where a command may write, by its name; text may also go to the terminal.
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(VERBS, (".npz",))
     terminal = False
@@ -105,7 +106,7 @@ class Modality:
         """
         mse = (generator.from_storage(inputs.rows) - x_hat).square().flatten(1).mean(1)
         self.write_pairs(path, inputs.rows, x_hat, z=z, mse=mse)
-        return f"mean squared error {float(mse.mean()):.4f} per number"
+        return f"mean squared error {float(mse.mean()):.4f} per {self.unit}"
 
     def write_pairs(self, path: Target, rows: Tensor, x_hat: Tensor, **numbers: Tensor) -> None:
         """Rows (as they are stored) beside their reconstructions, and numbers of each, in a file."""
@@ -114,6 +115,14 @@ class Modality:
     def write_paths(self, path: Target, ends: Ends, x: Tensor, z: Tensor, generator: Generator) -> None:
         """Paths between pairs of rows. x: (n, points, ...); z: (n, points, nz)."""
         write_arrays(path, x=x, z=z)
+
+    def sample_example(self) -> str:
+        """The options with which `lebm sample` shows something, for a hint."""
+        return "-n 20" if self.terminal else f"-n 64 --out samples{self.endings['sample'][0]}"
+
+    def plane(self, x: Tensor) -> Tensor | None:
+        """(n, 2): where a scatter of rows puts each of them; None where such rows have no place in a plane."""
+        return None
 
     def lines(self, x: Tensor, generator: Generator) -> list[str]:
         """Every row as a line of text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeGuard
@@ -24,6 +25,7 @@ PHOTOGRAPHS = ("svhn", "cifar10", "celeba")  # sets on which the FID is publishe
 
 class Images(Modality):
     noun = "image"
+    unit = "pixel"
     endings = dict.fromkeys(VERBS, (".png", ".npz"))
     pictures = True
 
@@ -94,4 +96,20 @@ def read_images(given: Sequence[Path], shape: tuple[int, int, int], progress: Pr
     names = [p.relative_to(path).as_posix() if p != path else p.name for p, path in found]
     if len(set(names)) < len(names):
         names = [p.as_posix() for p in files]
-    return Inputs(as_tensor(pictures.decode_all(files, shape, progress)), names)
+    return Inputs(as_tensor(pictures.decode_all(files, shape, progress)), names, notes=_changes(files, shape))
+
+
+def _changes(files: Sequence[Path], shape: tuple[int, int, int]) -> list[str]:
+    """A note where pictures that were read are of another size than the model's images."""
+    size = shape[2], shape[1]
+    other = Counter(found for found in map(pictures.size, files) if found != size)
+    if not other:
+        return []
+    (width, height), _ = other.most_common(1)[0]
+    count, also = other.total(), " and other sizes" if len(other) > 1 else ""
+    cut = " after cutting out the central square" if any(w != h for w, h in other) else ""
+    grey = "grey pixels" if shape[0] == 1 else "pixels"
+    return [
+        f"{count} picture{'s were' if count > 1 else ' was'} resized{cut}: from {width}x{height}{also} "
+        f"to {size[0]}x{size[1]} {grey}"
+    ]

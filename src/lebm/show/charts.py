@@ -49,7 +49,7 @@ class Chart:
 PANELS: Sequence[tuple[Chart, Mapping[str, str]]] = (
     (Chart("gap  f_pos − f_neg", (), "update", "nats", zero=True), {"gap": "gap"}),
     (Chart("f on both chains", (), "update", "nats"), {"f_pos": "f_pos", "f_neg": "f_neg"}),
-    (Chart("reconstruction error", (), "update", "squared error a pixel"), {"mse": "mse"}),
+    (Chart("reconstruction error", (), "update", "squared error a {unit}"), {"mse": "mse"}),
     (Chart("nats a word", (), "update", "nats a word"), {"nll_word": "−log p(x|z)"}),
     (Chart("what z explains", (), "update", "nats a sentence", zero=True), {"z_gain": "nats lost with another z"}),
     (Chart("gradient norm", (), "update", "norm", log=True), {f"grad_{name}": name for name in NETWORKS}),
@@ -62,14 +62,18 @@ PANELS: Sequence[tuple[Chart, Mapping[str, str]]] = (
 )
 
 
-def training(runs: Mapping[str, Rows]) -> list[Chart]:
-    """The training logs of one or several runs by name, a chart for each panel that has numbers."""
+def training(runs: Mapping[str, Rows], unit: str = "pixel") -> list[Chart]:
+    """The training logs of one or several runs by name, a chart for each panel that has numbers.
+
+    unit: what the rows of data consist of, such as pixels or columns.
+    """
     logs = {name: _in_order(rows) for name, rows in runs.items()}
     charts = []
     for chart, keys in PANELS:
         series = [s for run, rows in logs.items() for s in _lines(chart, keys, run, rows, len(logs) > 1)]
         if series:
-            charts.append(replace(chart, series=[replace(s, colour=i % COLOURS) for i, s in enumerate(series)]))
+            coloured = [replace(s, colour=i % COLOURS) for i, s in enumerate(series)]
+            charts.append(replace(chart, series=coloured, y_label=chart.y_label.format(unit=unit)))
     return charts
 
 

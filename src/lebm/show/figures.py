@@ -35,9 +35,9 @@ PANEL = (3.5, 2.4)  # inches
 SHOWN, BINS = 32, 60  # images of a sheet and bars of a histogram in the picture of a detector
 
 
-def training_curves(rows: Rows, columns: int = 3) -> Figure:
+def training_curves(rows: Rows, columns: int = 3, unit: str = "pixel") -> Figure:
     """All charts of a training log in one figure; keys that the rows lack are left out."""
-    panels = charts.training({"": rows})
+    panels = charts.training({"": rows}, unit)
     height = max(1, math.ceil(len(panels) / columns))
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * height), layout="constrained")
     for i, panel in enumerate(panels):
@@ -77,6 +77,24 @@ def transition(pixels: Any, steps: Sequence[int], energy: Any, trained: int | No
     labelled = range(0, frames, max(1, math.ceil(frames / 14)))
     top.set_xticks([(i + 0.5) * pitch for i in labelled], [f"{steps[i]:,}" for i in labelled], color=INK, fontsize=9)
     draw(below, charts.energy(_profile(energy), trained, title=""))
+    return figure
+
+
+def scatter(rows: Any, samples: Mapping[str, Any]) -> Figure:
+    """Samples over rows of data in the plane of their first two columns, a panel for each name of `samples`.
+
+    rows: (n, 2); each of samples: (m, 2).
+    """
+    figure = Figure(figsize=(4.2 * len(samples), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(samples), squeeze=False, sharex=True, sharey=True)[0]
+    for ax, (name, points) in zip(axes, samples.items(), strict=True):
+        _bare(ax, name)
+        for label, (x, y), colour in (("test rows", np.asarray(rows).T, "#8a94a0"), ("samples", points.T, BLUE)):
+            ax.scatter(x, y, s=11, color=colour, alpha=0.6, linewidths=0, label=label)
+        ax.grid(color=INK, alpha=0.13, linewidth=0.8)
+        ax.set_xlabel("first column", color=INK, fontsize=9)
+        ax.set_ylabel("second column", color=INK, fontsize=9)
+        _legend(ax)
     return figure
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +50,27 @@ def exploded(weights: Mapping[str, float]) -> str | None:
             advice = f"lower optimizers.{name}.rate, or set training.clip"
             return f"the largest weight of the {name} is {value:.4g}; {advice}"
     return None
+
+
+def not_finite(row: Mapping[str, Any], networks: Sequence[str]) -> str | None:
+    """Which number of a log row is not finite, with advice; None where all are."""
+    for key, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            names = [name for name in networks if key == f"grad_{name}"] or list(networks)
+            rates = ", ".join(f"optimizers.{name}.rate" for name in names)
+            return f"{key} is {value:.4g}; lower the rates ({rates}), or set training.clip"
+    return None
+
+
+def without_gradient(row: Mapping[str, Any], rates: Mapping[str, float]) -> dict[str, str]:
+    """A sentence about each network that should move, having a rate above 0, and has a gradient of exactly 0."""
+    still = [name for name, rate in rates.items() if rate > 0 and row.get(f"grad_{name}") == 0]
+    return {
+        name: f"the gradient of the {name} is exactly 0: it learns nothing; look for a detach() or no_grad() between "
+        f"its weights and the loss, or for units that have saturated. If it shall stay as it is, set "
+        f"optimizers.{name}.rate to 0"
+        for name in still
+    }
 
 
 def active_units(method: Method, rows: Tensor) -> dict[str, float]:

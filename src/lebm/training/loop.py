@@ -9,7 +9,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from lebm.core.errors import Diverged, Interrupted
 from lebm.core.progress import Reporter
 from lebm.core.progress import Update as Show
 from lebm.data import HANDED_IN, Batches
-from lebm.method import Method
+from lebm.method import Check, Method
 from lebm.run import Run
 from lebm.training import checkpoint, engine, health
 from lebm.training.stages import Stages
@@ -77,6 +77,7 @@ class Loop:
         state = self.state
         try:
             if state.updates >= self.total:
+                self._say_all_is_done()
                 self._finish()
             self._save()  # the start; and where a kill fell between a checkpoint and its model.safetensors
             with stop_on_signals() as stop, self.reporter.progress("training") as show:
@@ -163,6 +164,7 @@ class Loop:
         trouble = next((words for check in checks if check.fatal and (words := check.test(judged))), None)
         if trouble is None and weights_too:
             trouble = health.exploded(health.largest_weights(self.state.method))
+        trouble = trouble or health.not_finite(row, list(self.stages.moving))
         self.note(**{k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))})
         if trouble:
             self.note(warning=f"diverged: {trouble}")
@@ -170,10 +172,24 @@ class Loop:
             if run and (good := checkpoint.saved_updates(run.checkpoints)):
                 saved = f"; the last good checkpoint is update {good[-1]} in {run.path}"
             raise Diverged(f"diverged at update {self.state.updates}: {trouble}{saved}")
-        for check in checks:
-            if not check.fatal and check.name not in self.warned and (words := check.test(judged)):
-                self.warned.add(check.name)
-                self.warn(words)
+        self._warn_of(judged, checks)
+
+    def _warn_of(self, row: dict[str, Any], checks: Sequence[Check]) -> None:
+        """Each warning is given once."""
+        said = {check.name: words for check in checks if not check.fatal and (words := check.test(row))}
+        said |= {f"no_gradient_{name}": words for name, words in self._without_gradient(row).items()}
+        for name in [name for name in said if name not in self.warned]:
+            self.warned.add(name)
+            self.warn(said[name])
+
+    def _without_gradient(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Of the networks that move now. A stage's coefficients may weigh a part of the loss by 0 for a while, and so
+        hold a network without its optimiser being told; nothing is said then."""
+        stage = self.state.config.stage_at(self.state.updates - 1)
+        if stage and stage.coefficients:
+            return {}
+        optimizers = self.stages.current.optimizers
+        return health.without_gradient(row, {name: optimizers[name].rate for name in self.stages.moving})
 
     def warn(self, words: str) -> None:
         """To the person, and in the log, where the report looks for it."""
@@ -184,6 +200,11 @@ class Loop:
         """A row of the log, where there is one."""
         if self.log:
             self.log.row({"step": self.state.updates, **row})
+
+    def _say_all_is_done(self) -> None:
+        if self.state.updates:
+            more = "to go on, raise training.updates (--set training.updates=...)"
+            self.reporter.say(f"all {self.total} updates are made; {more}")
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:

@@ -29,6 +29,7 @@ from lebm.training.loop import Loop
 from lebm.training.stages import Stages
 from lebm.training.start_from import take_over
 from lebm.training.state import TrainingState, set_weights
+from lebm.training.user_generator import check_generator
 
 
 def train(
@@ -118,23 +119,6 @@ def training_rows(config: Config, method: Method, data: Any, data_dir: str | Pat
     for note in splits.notes:
         reporter.say(f"note: {note}")
     return splits.train
-
-
-@torch.no_grad()
-def check_generator(method: Method, nz: int, rows: Tensor) -> None:
-    """Ask a user's generator once for log p(x|z) of two rows, so that a wrong shape is found before the work begins."""
-    if not method.user_generator or not len(rows):
-        return
-    generator, training = method.generator, method.training
-    x = generator.trim(generator.from_storage(rows[:2])).to(method.device)
-    p = next(generator.parameters(), torch.zeros(()))
-    value = generator.eval().log_prob(x, torch.zeros(len(x), nz, device=method.device, dtype=p.dtype))
-    generator.train(training)
-    if not isinstance(value, Tensor) or value.shape != (len(x),):
-        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ConfigError(
-            f"log_prob of {type(generator).__name__} gave {what} for {len(x)} rows; it must give one number a row"
-        )
 
 
 def make_batches(config: Config, method: Method, rows: Tensor, device: torch.device) -> Batches:

@@ -24,9 +24,15 @@ def body(folders: Sequence[Folder]) -> str:
         numbers=[(number_of(name), cells(runs, name)) for name in names],
         verdicts=[f.part("diagnostics").get("verdict") for f in folders],
         energy=energy(runs),
-        curves=charts.training({name: f.rows for name, f in runs.items()}),
+        curves=charts.training({name: f.rows for name, f in runs.items()}, unit(folders)),
         settings=settings(folders),
     )
+
+
+def unit(folders: Sequence[Folder]) -> str:
+    """What the rows of all runs consist of."""
+    units = {f.modality.unit for f in folders}
+    return units.pop() if len(units) == 1 else "number"
 
 
 def distinct(folders: Sequence[Folder]) -> list[str]:

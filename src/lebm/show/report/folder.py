@@ -12,6 +12,7 @@ from typing import Any
 from lebm.config import flatten
 from lebm.config.files import read_yaml
 from lebm.core.errors import CheckpointError, DataError, UserError
+from lebm.data import HANDED_IN
 from lebm.extensions.bases import FlowBase, MixtureBase, WhitenedGaussian
 from lebm.measure import METRICS, result
 from lebm.measure.metric import Number
@@ -19,6 +20,7 @@ from lebm.prior import StandardNormal
 from lebm.run import Run
 from lebm.sampler import SamplerSpec
 from lebm.show import pictures
+from lebm.show.report import kinds
 from lebm.show.templates import data_uri, is_number
 
 BASES = {"whitened": WhitenedGaussian.name, "mixture": MixtureBase.name, "flow": FlowBase.name}
@@ -39,7 +41,10 @@ class Folder:
         self.run, self.notes = Run(path), list[str]()
         self.config_text = _text(self.run.config_file)
         # Without the limits of a configuration: a page can show what a run could not begin with.
-        self.config = self._read(lambda: flatten(read_yaml(self.run.config_file)) if self.run.exists() else {})
+        settings = self._read(lambda: read_yaml(self.run.config_file) if self.run.exists() else {})
+        self.config = flatten(settings)
+        # What the method and its rows have: other parts of the page are left out.
+        self.has_energy, self.modality = kinds.has_energy(settings), kinds.modality(settings)
         self.result = self._read(lambda: self.run.metrics or {})
         self.rows = self.run.rows()
         if damaged := sum(bool(line.strip()) for line in _text(self.run.log_file).splitlines()) - len(self.rows):
@@ -73,8 +78,26 @@ class Folder:
 
     @property
     def without_energy(self) -> bool:
-        """Whether the prior is its base alone."""
-        return self.config.get("method.energy", ...) is None
+        """Whether this is the paper's method whose prior is its base alone."""
+        return self.papers_method and not self.has_energy
+
+    @property
+    def papers_method(self) -> bool:
+        """Whether this is the paper's method, or one of its ablations."""
+        return bool(self.config.get("method.kind", kinds.PAPERS) == kinds.PAPERS)
+
+    @property
+    def two_priors(self) -> bool:
+        """Whether samples from the base are of another prior than the samples of the model."""
+        if self.papers_method:
+            return self.has_energy
+        own, base = (pictures.provenance(self.run.figures, name) for name in ("samples", "samples-gaussian"))
+        return bool(own and base and own != base)
+
+    @property
+    def handed_in(self) -> bool:
+        """Whether the run learned from rows that no folder holds, so that it cannot be evaluated."""
+        return bool(self.config.get("data.name") == HANDED_IN)
 
     def start(self, target: str) -> str:
         return str(self.config.get(f"method.{target}_start.kind", "noise"))
@@ -90,8 +113,13 @@ class Folder:
 
     @property
     def numbers(self) -> dict[str, Number]:
-        """What the metrics mean, by name; a standard error stands beside its number."""
-        return {name: number_of(name) for name in self.metrics if not name.endswith("_error")}
+        """What the metrics that have a value mean, by name; a standard error stands beside its number."""
+        there = [name for name, value in self.metrics.items() if value is not None and not name.endswith("_error")]
+        return {name: self._of_these_rows(number_of(name)) for name in there}
+
+    def _of_these_rows(self, number: Number) -> Number:
+        """What a metric says of images, said of the rows of this run."""
+        return replace(number, about=number.about.replace("per pixel", f"per {self.modality.unit}"))
 
     def number(self, name: str) -> float | None:
         value = self.metrics.get(name)
