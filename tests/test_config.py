@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -512,11 +513,11 @@ def staged(*stages, settings=(ENCODER,)):
 def test_a_stage_applies_while_fewer_updates_have_been_made():
     config = staged(
         {"until": 10, "set": {"method.posterior_chain.steps": 0, "optimizers": {"prior": {"rate": "2e-5"}}}},
-        {"until": 30, "set": {"training.decay": 0.5}, "networks": ["generator"]},
+        {"until": 30, "set": {"training.clip": 0.5}, "networks": ["generator"]},
     )
     steps = [config.at(u).method.posterior_chain.steps for u in (0, 9, 10, 29, 30, 10**9)]
     assert steps == [0, 0, 20, 20, 20, 20]
-    assert [config.at(u).training.decay for u in (0, 10, 29, 30)] == [1.0, 0.5, 0.5, 1.0]
+    assert [config.at(u).training.clip for u in (0, 10, 29, 30)] == [0.0, 0.5, 0.5, 0.0]
     assert config.at(3).optimizers["prior"].rate == 2e-5 and config.at(10).optimizers["prior"].rate == 2e-4
     assert config.stage_at(9).networks is None and config.stage_at(10).networks == ("generator",)
     assert config.stage_at(30) is None and config.at(30) == config
@@ -525,10 +526,12 @@ def test_a_stage_applies_while_fewer_updates_have_been_made():
 
 def test_a_coefficient_is_a_number_or_moves_along_a_line():
     line = {"start": 0, "end": 2, "over": 10}
-    config = staged({"until": 20, "coefficients": {"kl": line, "sigma": "3e-1"}})
-    kl, sigma = (config.stage_at(0).coefficients[name] for name in ("kl", "sigma"))
-    assert [kl.at(n) for n in (0, 5, 10, 15)] == [0.0, 1.0, 2.0, 2.0]
-    assert sigma == Schedule(start=0.3, end=0.3) and sigma.at(0) == sigma.at(99) == 0.3
+    config = staged(
+        {"until": 20, "coefficients": {"energy_l2": line}}, {"until": 30, "coefficients": {"energy_l2": "3e-1"}}
+    )
+    moving, constant = (config.stage_at(n).coefficients["energy_l2"] for n in (0, 20))
+    assert [moving.at(n) for n in (0, 5, 10, 15)] == [0.0, 1.0, 2.0, 2.0]
+    assert constant == Schedule(start=0.3, end=0.3) and constant.at(0) == constant.at(99) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -614,3 +617,34 @@ def test_the_schema_tells_editors_keys_limits_and_kinds():
     assert (size["exclusiveMinimum"], size["maximum"]) == (0, 1000)
     assert {"type": "number"} in defs["Schedule"]["anyOf"]
     assert "required" not in schema
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ({"until": 5, "coefficients": {"energy_l2": -5}}, ["training.stages[0].coefficients.energy_l2", "-5"]),
+        ({"until": 5, "coefficients": {"energy_l2": {"start": 0, "end": 1e9}}}, ["energy_l2", "1e+06"]),
+        ({"until": 5, "coefficients": {"energy_l1": 1}}, ["energy_l1", "did you mean energy_l2"]),
+        ({"until": 5, "set": {"training.decay": 0.5}}, ["training.decay"]),
+    ],
+)
+def test_coefficients_and_stages_have_limits(stage, words):
+    with pytest.raises(ConfigError) as error:
+        staged(stage)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800"])
+def test_a_name_must_be_printable(name):
+    with pytest.raises(ConfigError, match="name"):
+        resolve({"name": name})
+
+
+def test_the_schema_allows_what_presets_and_files_leave_out():
+    """A section without its kind fits several kinds; oneOf would refuse it."""
+    text = json.dumps(json_schema())
+    assert '"oneOf"' not in text and '"anyOf"' in text
+    schema = json_schema()
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert set(schema["properties"]["name"]["type"]) == {"string", "number"}
+    assert any(re.search(pattern, "training.updates") for pattern in schema["patternProperties"])

@@ -442,3 +442,38 @@ def test_the_state_is_read_while_nobody_else_can_write_it(tmp_path, monkeypatch)
     monkeypatch.setattr(TrainingState, "resume_from", looked)
     train(tiny("training.updates=3"), run=tmp_path / "run", resume=True)
     assert locked == [True]
+
+
+def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(tmp_path):
+    """Beginning anew would overwrite the only trained model and empty the log."""
+    settings = [*TINY, "training.batch=20", "data.limit=40", "training.updates=4"]
+    train(resolve("digits", settings), run=tmp_path / "run", device="cpu")
+    for path in sorted((tmp_path / "run" / "checkpoints").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    before = {
+        name: (tmp_path / "run" / name).read_bytes() for name in ("model.safetensors", "log.jsonl", "config.yaml")
+    }
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        train(
+            resolve("digits", [*settings[:-1], "training.updates=8"]), run=tmp_path / "run", resume=True, device="cpu"
+        )
+    assert before == {name: (tmp_path / "run" / name).read_bytes() for name in before}
+
+
+def test_a_run_that_another_process_began_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    """Between the check of the folder and the lock on it, another process may begin and end a run there."""
+    import lebm.training.train as module
+
+    settings = [*TINY, "training.batch=20", "data.limit=40", "training.updates=4"]
+    read_rows = module.training_rows
+
+    def late(*args):
+        rows = read_rows(*args)
+        monkeypatch.setattr(module, "training_rows", read_rows)
+        train(resolve("digits", [*settings, "seed=2"]), run=tmp_path / "run", device="cpu")
+        return rows
+
+    monkeypatch.setattr(module, "training_rows", late)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        train(resolve("digits", [*settings, "seed=1"]), run=tmp_path / "run", device="cpu")
+    assert resolve(tmp_path / "run").seed == 2

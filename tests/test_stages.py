@@ -126,8 +126,8 @@ def test_a_network_that_a_stage_holds_stays_as_it_is(tmp_path):
     assert all("grad_prior" in r for r in rows(tmp_path / "6"))
 
 
-def test_rates_and_decay_of_a_stage():
-    first = "{until: 2, set: {optimizers.prior.rate: 0.5, training.decay: 0.1}}"
+def test_rates_of_a_stage():
+    first = "{until: 2, set: {optimizers.prior.rate: 0.5}}"
     stages = stages_of(tiny(f"training.stages=[{first}]", "optimizers.prior.rate=0.25", "training.decay=0.5"))
 
     def rate(updates, epoch):
@@ -135,7 +135,7 @@ def test_rates_and_decay_of_a_stage():
         stages.prepare(updates, epoch)
         return stages.optimizers["prior"].param_groups[0]["lr"]
 
-    assert [rate(0, 0), rate(1, 1), rate(2, 1), rate(3, 2)] == pytest.approx([0.5, 0.05, 0.125, 0.0625])
+    assert [rate(0, 0), rate(1, 1), rate(2, 1), rate(3, 2)] == pytest.approx([0.5, 0.25, 0.125, 0.0625])
 
 
 def test_a_coefficient_moves_linearly_and_comes_back():

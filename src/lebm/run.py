@@ -127,9 +127,22 @@ def check_run(path: Path, config: Config, resume: bool) -> Run:
             advice = "to go on with it, pass resume=True (on the command line --resume), or choose another run folder"
             raise CheckpointError(f"{path} already holds a run; {advice}")
         _check_same(run, config)
+        _check_checkpoints(run)
     elif path.is_dir() and any(not p.name.startswith(".tmp-") for p in path.iterdir()):
         raise CheckpointError(f"{path} is not empty and holds no run (no config.yaml); choose another --run")
     return run
+
+
+def _check_checkpoints(run: Run) -> None:
+    """A run that has learned but lost its checkpoints is refused: to begin anew would overwrite its model and its
+    log."""
+    learned = run.model_file.exists() or any(row.get("step", 0) for row in run.rows())
+    if learned and not checkpoint.saved_updates(run.checkpoints):
+        raise CheckpointError(
+            f"the run in {run.path} has no checkpoint to go on from, and beginning anew would overwrite its model and "
+            "log; "
+            f"start another run with --set training.start_from={shlex.quote(str(run.path))}, or choose another --run"
+        )
 
 
 def _check_same(run: Run, config: Config) -> None:

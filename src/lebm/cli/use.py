@@ -130,7 +130,7 @@ def interpolate(
     inputs: common.Inputs = None,
     to: Annotated[Where, Option("--out", help="FILE.png, a row a pair, or FILE.npz; text: FILE.txt.")] = None,
     beam: common.Beam = None,
-    points: Annotated[int, Option(min=2, help="Points of a path, its ends included.")] = 9,
+    points: Annotated[int, Option(min=2, max=1000, help="Points of a path, its ends included.")] = 9,
     steps: common.PosteriorSteps = None,
     start: common.PosteriorStart = None,
     seed: common.Seed = 0,

@@ -203,6 +203,7 @@ class LatentEBMConfig(MethodConfig):
 
     DEFAULT_RATES: ClassVar = {"prior": 2e-5, "generator": 1e-4, "encoder": 1e-4, "flow": 1e-3, "base": 1e-4}
     SIZE_KEYS: ClassVar = {"prior": "method.energy.width", "encoder": "method.posterior_start.width"}
+    COEFFICIENTS: ClassVar = {"energy_l2": (0.0, 1e6)}
     SECTIONS: ClassVar = {  # energy and flow live on the coordinates of their base
         "base": ("method.base",),
         "prior": ("method.base", "method.energy"),

@@ -20,7 +20,7 @@ from lebm.core.errors import ConfigError
 from lebm.core.lookup import did_you_mean, named
 from lebm.core.section import Name, Rule, Section, Whole, any_of, show
 
-STAGE_KEYS = r"method\.\w+_chain\.\w+|optimizers\.\w+\.rate|training\.(decay|clip)"  # what a stage may set
+STAGE_KEYS = r"method\.\w+_chain\.\w+|optimizers\.\w+\.rate|training\.clip"  # what a stage may set
 
 if TYPE_CHECKING:
     AnyGenerator = Any
@@ -112,7 +112,7 @@ class Config(Section):
 
     def rules(self) -> Iterator[Rule]:
         image, only = self.generator.MODALITY == "image", f"where generator.kind is {self.generator.kind}: only images"
-        plain = bool(self.name.strip()) and not {"..", "/"} & set(Path(self.name).parts)
+        plain = bool(self.name.strip()) and self.name.isprintable() and not {"..", "/"} & set(Path(self.name).parts)
         yield plain, "name", self.name, "must be a name such as svhn/paper, with no .. in it"
         yield image or not self.data.flip, "data.flip", self.data.flip, f"must be false {only} can be mirrored"
         yield image or not self.data.shift, "data.shift", self.data.shift, f"must be 0 {only} can be moved"
@@ -123,9 +123,10 @@ class Config(Section):
             yield stage.until > last, f"{here}.until", stage.until, f"must be above {last}: stages follow each other"
             last = stage.until
             for key in stage.set:
-                what = "must be a key of a chain, a rate (optimizers.prior.rate), training.decay or training.clip"
+                what = "must be a key of a chain, a rate such as optimizers.prior.rate, or training.clip"
                 what += "; a coefficient of the method goes under coefficients" * key.startswith("method.")
                 yield bool(re.fullmatch(STAGE_KEYS, key)), f"a key of {here}.set", key, what
+            yield from self._coefficient_rules(stage, here)
             for name in stage.networks or ():
                 what = f"must be one of {', '.join(networks)}{did_you_mean(name, networks)}"
                 yield name in networks, f"a name in {here}.networks", name, what
@@ -133,6 +134,20 @@ class Config(Section):
                 self._during(stage)
             except ConfigError as e:
                 raise ConfigError(f"{here}.set: {e}") from None
+
+    def _coefficient_rules(self, stage: Stage, here: str) -> Iterator[Rule]:
+        limits = self.method.COEFFICIENTS
+        for name, schedule in stage.coefficients.items() if limits else ():
+            key, valid = f"{here}.coefficients.{name}", ", ".join(limits)
+            yield (
+                name in limits,
+                f"a name in {here}.coefficients",
+                name,
+                f"must be one of {valid}{did_you_mean(name, limits)}",
+            )
+            low, high = limits[name]
+            for value in (schedule.start, schedule.end):
+                yield low <= value <= high, key, value, f"must be between {low:g} and {high:g}"
 
 
 def check(rules: Iterable[Rule], during: str = "") -> None:
@@ -155,8 +170,20 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     schema["properties"]["optimizers"]["propertyNames"] = {"enum": NETWORKS}
     schema["properties"]["preset"] = {"type": "string", "description": "The preset that this file stands on."}
+    schema["properties"]["name"]["type"] = ["string", "number"]
     schema["$defs"]["Schedule"] = {"anyOf": [{"type": "number"}, schema["$defs"]["Schedule"]]}
-    return schema
+    schema["patternProperties"] = {r"^\w+\.": {}}  # dotted keys, such as training.updates
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_kind(schema)}
+
+
+def _any_kind(node: Any) -> Any:
+    """A file that stands on a preset may leave `kind` out, so that a section fits several kinds: any of them will
+    do."""
+    if isinstance(node, list):
+        return [_any_kind(n) for n in node]
+    if not isinstance(node, dict):
+        return node
+    return {"anyOf" if k == "oneOf" else k: _any_kind(v) for k, v in node.items()}
 
 
 def _kinds(values: Mapping[str, Any]) -> dict[str, Any]:

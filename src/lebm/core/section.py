@@ -44,6 +44,8 @@ class MethodConfig(Section):
     SIZE_KEYS: ClassVar[dict[str, str]] = {}  # for some of these networks, the key that rules how large it is
     # The sections that must agree before a part is taken over from another run, besides its shapes.
     SECTIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # The least and the largest value of every coefficient that a stage may set; empty: they are not checked here.
+    COEFFICIENTS: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @abstractmethod
     def networks(self) -> tuple[str, ...]:

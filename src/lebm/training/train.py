@@ -74,6 +74,7 @@ def train(
     # A mistake that is found above leaves nothing behind; only now is the folder made.
     with exclusive(folder) if folder else nullcontext(), fitting_threads(flops, where):
         if folder:
+            check_run(folder.path, config, resume)  # again, now that no other process can begin a run here
             state.resume_from(folder)
             folder.put(config)
         loop = Loop(state, stages, batches, folder, max_seconds, reporter, data_dir, on_epoch)
