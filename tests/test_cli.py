@@ -970,4 +970,5 @@ def test_a_bug_is_not_hidden(trained, monkeypatch):
 
 def test_ctrl_c_outside_of_training(call, trained, monkeypatch):
     monkeypatch.setattr("lebm.data.load", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert call("train", "digits").code == 130
+    answer = call("train", "digits")
+    assert answer.code == 130 and "stopped at once" in answer.err

@@ -24,6 +24,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
+STOPPED, STOPPED_AT_ONCE = 130, "stopped at once; a run goes on from its last checkpoint with --resume"
+
+
 def main() -> None:
     sys.exit(_run())
 
@@ -31,15 +34,17 @@ def main() -> None:
 def _run() -> int:
     """Every way a command can end, as an exit code; a user's mistake is one sentence, not a traceback."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False) or 0
         sys.stdout.flush()
-        return code or 0
+        if code == STOPPED:  # typer turns a KeyboardInterrupt into this code
+            say(STOPPED_AT_ONCE)
+        return code
     except (UserError, Diverged, Interrupted) as e:
         say(f"error: {e}" if isinstance(e, UserError) else str(e))
         return e.exit_code
     except KeyboardInterrupt:
-        say("stopped at once; a run goes on from its last checkpoint with --resume")
-        return 130
+        say(STOPPED_AT_ONCE)
+        return STOPPED
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
