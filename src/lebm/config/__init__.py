@@ -52,7 +52,7 @@ def resolve(source: Source, settings: Iterable[str] = ()) -> Config:
     asked: dict[str, Any] = {}
     for setting in settings:
         asked = merge(asked, parse_setting(setting))
-    from lebm.config import schema  # only now: a mistyped preset is told before anything else is imported
+    from lebm.config import schema  # only now, so that a mistyped preset is refused before the schema is imported
 
     values = schema.KINDS
     for layer in (*layers, asked):
