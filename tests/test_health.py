@@ -78,7 +78,10 @@ def healthy(method):
 
 
 def test_every_check_has_a_row_that_triggers_it():
-    assert sorted(check.name for check in tiny().checks()) == sorted(TRIGGERS)
+    """Starts bring their own checks, so the paper's method has three less."""
+    assert sorted(check.name for check in tiny(*NETWORKS).checks()) == sorted(TRIGGERS)
+    of_starts = {"encoder_left", "encoder_collapsed", "flow_collapsed"}
+    assert {check.name for check in tiny().checks()} == set(TRIGGERS) - of_starts
 
 
 @pytest.mark.parametrize("name", TRIGGERS)

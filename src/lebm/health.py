@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lebm.method import Check
+from lebm.start import Rule
 
 if TYPE_CHECKING:
     from lebm.latent_ebm import Iteration, LatentEBM
@@ -22,12 +23,7 @@ MAX_ENERGY, MAX_SQUARE, MAX_LOG_Q = 1e6, 1e4, 1e8
 # The root mean square displacement a coordinate under which a chain is called frozen (the paper's chains move by 0.4
 # and more), and the spread over the batch under which z has collapsed to a point.
 FROZEN, COLLAPSED = 0.02, 0.02
-# The spread of an encoder's means over that of its draws. One of images that has learned nothing has .07, others soon 1
-# and more.
-BLIND = 0.1
-NARROW = 0.2  # a flow so much narrower than the posterior has lost most of it
 SETTLED = 500  # networks are judged after so many updates
-AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
 FAR = 2.0  # times the mean square of posterior draws; where those have all their noise, healthy runs stay below 1.3
 # The reach of prior chains over a base that follows posterior draws: energies ran away with .3 and .5 (and one with
 # 1.6), and did not with 1.2 and 4.8, so this is a hint.
@@ -53,9 +49,10 @@ def scalars(method: LatentEBM, it: Iteration) -> dict[str, Tensor]:
 
 def checks(method: LatentEBM) -> list[Check]:
     """What is looked for in every log row: first what ends learning, then what a person should know."""
+    rules = {**RULES, **method.posterior_start.rules, **method.prior_start.rules}
     return [
         *(Check(f"diverged_{key}", partial(_diverged, method, key), fatal=True) for key in DIVERGED),
-        *(Check(name, partial(_test, method, *rule)) for name, rule in RULES.items()),
+        *(Check(name, partial(_test, method, *rule)) for name, rule in rules.items()),
         Check("short_reach", lambda row: short_reach(method, without_chain=not method.posterior_chain.steps)),
     ]
 
@@ -120,7 +117,8 @@ class _Numbers(dict[str, Any]):
 
 
 # A check of a method m and a log row r: when it fires, and its sentence with numbers of the row and words of `_advice`.
-RULES: dict[str, tuple[Callable[[Any, _Numbers], Any], str]] = {
+# Starts add their own.
+RULES: dict[str, Rule] = {
     "prior_chain_frozen": (
         lambda m, r: m.prior_chain.steps and r["disp_neg"] < FROZEN,
         "the prior chain is frozen: it moves by {disp_neg:.2g} a coordinate; raise method.prior_chain.step_size or "
@@ -149,24 +147,6 @@ RULES: dict[str, tuple[Callable[[Any, _Numbers], Any], str]] = {
         lambda m, r: r.judged and m.posterior_chain.noise_scale == 1 and r["z_sq_neg"] > FAR * r["z_sq_pos"],
         "the prior's draws lie much farther out than those of the posterior: their mean squares are {z_sq_neg:.3g} and "
         "{z_sq_pos:.3g}; lower optimizers.prior.rate, or of a base that follows, method.base.memory",
-    ),
-    "encoder_left": (
-        lambda m, r: r.judged and m.posterior_chain.steps and r["disp_pos"] > AWAY * r["q_std_pos"],
-        "the posterior chain does not stay with the encoder: it moves by {disp_pos:.2g} a coordinate, and the "
-        "encoder's standard deviation is {q_std_pos:.2g}; lower method.posterior_chain.step_size, which may be too "
-        "large for so narrow a posterior, or raise optimizers.encoder.rate",
-    ),
-    "encoder_collapsed": (  # of a text the likelihood says more: see z_unused
-        lambda m, r: r.judged and r["q_spread_pos"] < max(COLLAPSED, ("z_share" not in r) * BLIND * r["q_std_pos"]),
-        "the encoder has collapsed: it proposes nearly the same z for every x (its means spread by {q_spread_pos:.2g}, "
-        "its draws of one x by {q_std_pos:.2g}); raise optimizers.encoder.rate or method.posterior_chain.steps; of "
-        "images lower generator.sigma, of text raise generator.word_dropout",
-    ),
-    "flow_collapsed": (
-        lambda m, r: r.judged and r["q_spread_neg"] < max(COLLAPSED, NARROW * r["z_spread_pos"]),
-        "the flow has collapsed: its z spread by {q_spread_neg:.2g}, those of the posterior by {z_spread_pos:.2g}; "
-        "lower optimizers.prior.rate, raise optimizers.flow.rate or method.prior_chain.steps, or start the prior's "
-        "chains from replay",
     ),
     # A text generator reads its own words and could do without z; then the prior has nothing to explain.
     "z_unused": (lambda m, r: r.settled and (r["z_share"] < SHARE or r["active_units"] == 0), "{unused}"),

@@ -47,12 +47,9 @@ class Method(nn.Module):
 
     generator: Generator
     engine: Any = None  # a faster implementation of `sample`, where lebm.fast has installed one
-    config: Any = (
-        None  # the configuration that built this method; None if it was built from parts. Mathematics never reads it
-    )
-    last: Any = (
-        None  # what the last update made, for `scalars`; its tensors belong to the method itself, not to a part of it
-    )
+    # The configuration that built this method; None if it was built from parts. The mathematics never reads it.
+    config: Any = None
+    last: Any = None  # what the last update made, for `scalars`
     updates: int | None = None  # learning updates behind the weights, where they come from a file
     user_generator: bool = False  # whether the generator was handed in, so that a loader must hand it in again
 

@@ -84,7 +84,7 @@ class SamplerSpec:
     """
 
     target: Literal["prior", "posterior"]
-    start: str = "noise"  # "noise", or the name of a start of `extensions/`: "encoder", "flow", "replay"
+    start: str = "noise"  # "noise", or the name of another start
     steps: int = 0
     step_size: float = 0.0
     base: str = "N(0, I)"  # the density that noise is drawn from, where a start begins with it
@@ -98,16 +98,13 @@ class SamplerSpec:
 
     def in_words(self, samples: int = 1) -> str:
         """A phrase for people, such as "20 steps of 0.1 from N(0, I)"."""
-        sources = {
-            "noise": f"from {self.base}",
-            "encoder": "from the encoder's proposal",
-            "flow": "from the flow's proposal",
-            "replay": "continuing the replayed chains" if self.replay_chains else f"from {self.base}",
-        }
-        source = sources.get(self.start, f"from {self.start}")
+        replay, noise = self.start == "replay", self.start == "noise"
+        source = f"from {self.base}" if noise or replay else f"from the {self.start}'s proposal"
+        if self.replay_chains:
+            source = "continuing the replayed chains"
         if not self.steps:
-            alone = {"noise": f"drawn from {self.base}", "encoder": "by the encoder alone", "flow": "by the flow alone"}
-            return alone.get(self.start, f"{source}, without steps")
+            alone = f"drawn from {self.base}" if noise else f"by the {self.start} alone"
+            return f"{source}, without steps" if replay else alone
         rounds = self.rounds(samples)
         count = f"{self.steps} to {rounds * self.steps}" if rounds > 1 else str(self.steps)
         return f"{count} step{'s' * (count != '1')} of {self.step_size:g} {source}"

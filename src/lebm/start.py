@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lebm.sampler import Score
 
+# When a check of a method and a log row fires, and its sentence, with numbers of the row in braces; see `lebm.health`.
+Rule = tuple[Callable[[Any, Any], Any], str]
 Phase = tuple[tuple[str, ...], Tensor]  # the names of the networks that move, and the loss that moves them
 
 
@@ -31,6 +33,7 @@ class Start(nn.Module):
     of the posterior chain lives on z. In the paper the two are the same."""
 
     name = "noise"
+    rules: ClassVar[dict[str, Rule]] = {}  # what healthy learning of this start looks like, by the name of the check
     from_base = True  # whether `e` is first turned into a draw of the base
 
     def forward(self, e: Tensor, x: Tensor | None = None) -> Tensor:

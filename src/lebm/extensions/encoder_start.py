@@ -3,14 +3,22 @@ VAE."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from lebm.core.errors import ConfigError, DataError
 from lebm.extensions.proposals import LearnedStart
 from lebm.generators.base import what
+from lebm.health import COLLAPSED
 from lebm.prior import log_normal
+from lebm.start import Rule
 
+AWAY = 3.0  # standard deviations of the encoder; a chain that only refines moves by about 1.5
+# The spread of an encoder's means over that of its draws. One of images that has learned nothing has .07, others soon 1
+# and more.
+BLIND = 0.1
 LOWEST, HIGHEST = -7.0, 3.0  # limits of log std: they keep the likelihood of a refined z finite
 
 
@@ -57,3 +65,17 @@ def _bounded(log_std: Tensor) -> Tensor:
 
 class EncoderStart(LearnedStart):
     name = "encoder"
+    rules: ClassVar[dict[str, Rule]] = {
+        "encoder_left": (
+            lambda m, r: r.judged and m.posterior_chain.steps and r["disp_pos"] > AWAY * r["q_std_pos"],
+            "the posterior chain does not stay with the encoder: it moves by {disp_pos:.2g} a coordinate, and the "
+            "encoder's standard deviation is {q_std_pos:.2g}; lower method.posterior_chain.step_size, which may be too "
+            "large for so narrow a posterior, or raise optimizers.encoder.rate",
+        ),
+        "encoder_collapsed": (  # of a text the likelihood says more: see z_unused
+            lambda m, r: r.judged and r["q_spread_pos"] < max(COLLAPSED, ("z_share" not in r) * BLIND * r["q_std_pos"]),
+            "the encoder has collapsed: it proposes nearly the same z for every x (its means spread by "
+            "{q_spread_pos:.2g}, its draws of one x by {q_std_pos:.2g}); raise optimizers.encoder.rate or "
+            "method.posterior_chain.steps; of images lower generator.sigma, of text raise generator.word_dropout",
+        ),
+    }
